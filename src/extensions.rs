@@ -1,0 +1,51 @@
+//! What a request's extensions tell the gate, and what the gate writes there.
+
+use std::time::Duration;
+
+use http::{Extensions, Request};
+
+use crate::config::PermitUntil;
+use crate::gate::Terms;
+use crate::observe::Label;
+use crate::pace::Time;
+
+/// Request extension: this request's budget for queue and pacing, instead of the layer's or the host's. Zero never waits.
+///
+/// ```
+/// use std::time::Duration;
+/// use tower_host_gate::MaxWait;
+///
+/// let mut request = http::Request::get("https://example.com/feed").body(())?;
+/// request.extensions_mut().insert(MaxWait(Duration::from_secs(5)));
+/// # Ok::<(), http::Error>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MaxWait(pub Duration);
+
+/// Request extension: an attempt after the first one, and what the earlier ones have waited.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Again(pub(crate) Duration);
+
+/// Request extension: when the gate sent this, for a retry policy below that reports on its own. Absent on requests to a
+/// host that has not refused any.
+#[derive(Clone, Copy, Debug)]
+#[cfg_attr(not(feature = "retry"), expect(dead_code, reason = "only a retry policy reads it"))]
+pub(crate) struct SentAt(pub(crate) Time);
+
+pub(crate) fn terms(extensions: &Extensions) -> Terms {
+    if extensions.is_empty() {
+        return Terms::default();
+    }
+    Terms {
+        budget: extensions.get().map(|MaxWait(budget)| *budget),
+        until: extensions.get::<PermitUntil>().copied(),
+        again: extensions.get().map(|Again(waited)| *waited),
+        label: extensions.get().map(|Label(label)| *label),
+    }
+}
+
+pub(crate) fn mark_sent<B>(request: &mut Request<B>, sent: Option<Time>) {
+    if let Some(sent) = sent {
+        request.extensions_mut().insert(SentAt(sent));
+    }
+}

@@ -1,0 +1,221 @@
+//! [`ResponseFuture`]: one request's way through gate, inner service and verdict.
+
+use std::error::Error;
+use std::future::Future;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+use std::{fmt, mem};
+
+use http::header::RETRY_AFTER;
+use http::{HeaderValue, Method, Request, Response, StatusCode};
+use http_body::Body;
+use pin_project_lite::pin_project;
+use tower_service::Service;
+
+use crate::body::ResponseBody;
+use crate::config::{OnShed, PermitUntil};
+use crate::error::{RateLimited, Shed, Throttled};
+use crate::extensions;
+use crate::gate::{Gate, Permit, Terms, Waiter};
+use crate::verdict::Outcome;
+
+/// The error type of a gated service: tower's own.
+pub(crate) type BoxError = Box<dyn Error + Send + Sync>;
+
+pin_project! {
+    /// The future of a [`HostGate`](crate::HostGate).
+    ///
+    /// Waits for a permit, readies the inner service, calls it, and reports what the response head means.
+    pub struct ResponseFuture<S, B>
+    where
+        S: Service<Request<B>>,
+    {
+        #[pin]
+        state: State<S, B, S::Future>,
+    }
+}
+
+pin_project! {
+    #[project = StateProj]
+    #[project_replace = Taken]
+    enum State<S, B, F> {
+        /// For the permit. Nothing of the inner service is reserved.
+        Waiting { waiter: Box<Waiter>, inner: S, request: Request<B> },
+        /// For the inner service, with the permit in hand (none: ungated).
+        /// `late` once time has passed since the permit was granted.
+        Readying { permit: Option<Permit>, terms: Terms, late: bool, inner: S, request: Request<B> },
+        /// For the response head.
+        Calling { #[pin] future: F, permit: Option<Permit>, head_only: bool },
+        Failed { error: BoxError },
+        Done,
+    }
+}
+
+impl<S, B> ResponseFuture<S, B>
+where
+    S: Service<Request<B>>,
+    S::Error: Into<BoxError>,
+{
+    pub(crate) fn waiting(waiter: Box<Waiter>, inner: S, request: Request<B>) -> Self {
+        Self { state: State::Waiting { waiter, inner, request } }
+    }
+
+    pub(crate) fn readying(permit: Option<Permit>, terms: Terms, inner: S, request: Request<B>) -> Self {
+        Self { state: State::Readying { permit, terms, late: true, inner, request } }
+    }
+
+    pub(crate) fn failed(error: BoxError) -> Self {
+        Self { state: State::Failed { error } }
+    }
+
+    /// The inner service must be ready.
+    pub(crate) fn call(inner: &mut S, permit: Option<Permit>, request: Request<B>) -> Self {
+        Self { state: State::call(inner, permit, request) }
+    }
+}
+
+impl<S, B> State<S, B, S::Future>
+where
+    S: Service<Request<B>>,
+{
+    fn call(inner: &mut S, permit: Option<Permit>, mut request: Request<B>) -> Self {
+        let head_only = request.method() == Method::HEAD;
+        if let Some(permit) = &permit {
+            extensions::mark_sent(&mut request, permit.sent_at());
+        }
+        Self::Calling { future: inner.call(request), permit, head_only }
+    }
+}
+
+impl<S, B, ResB> Future for ResponseFuture<S, B>
+where
+    S: Service<Request<B>, Response = Response<ResB>> + Clone,
+    S::Error: Into<BoxError>,
+    ResB: Body,
+{
+    type Output = Result<Response<ResponseBody<ResB>>, BoxError>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let mut state = self.project().state;
+        loop {
+            match state.as_mut().project() {
+                StateProj::Waiting { waiter, .. } => {
+                    let admitted = ready!(waiter.poll_admit(cx));
+                    let Taken::Waiting { waiter, inner, request } = state.as_mut().project_replace(State::Done) else {
+                        unreachable!("the state was just looked at");
+                    };
+                    match admitted {
+                        Ok(permit) => {
+                            let terms = *waiter.terms();
+                            state.set(State::Readying { permit: Some(permit), terms, late: false, inner, request });
+                        }
+                        Err(error) => return Poll::Ready(shed(waiter.gate(), error)),
+                    }
+                }
+                StateProj::Readying { inner, late, .. } => {
+                    let Poll::Ready(readied) = inner.poll_ready(cx) else {
+                        *late = true;
+                        return Poll::Pending;
+                    };
+                    let Taken::Readying { permit, terms, late, mut inner, request } =
+                        state.as_mut().project_replace(State::Done)
+                    else {
+                        unreachable!("the state was just looked at");
+                    };
+                    readied.map_err(Into::into)?;
+                    match permit.map(|permit| permit.send(late, &terms)).transpose() {
+                        Ok(permit) => state.set(State::call(&mut inner, permit, request)),
+                        Err(waiter) => {
+                            // The readied instance goes, so that whatever it has reserved is free while we wait.
+                            let fresh = inner.clone();
+                            drop(mem::replace(&mut inner, fresh));
+                            state.set(State::Waiting { waiter, inner, request });
+                        }
+                    }
+                }
+                StateProj::Calling { future, permit, head_only } => {
+                    let response = ready!(future.poll(cx));
+                    let (permit, head_only) = (permit.take(), *head_only);
+                    state.set(State::Done);
+                    return Poll::Ready(match response {
+                        Ok(response) => Ok(pass(permit, head_only, response)),
+                        Err(error) => Err(error.into()),
+                    });
+                }
+                StateProj::Failed { .. } => {
+                    let Taken::Failed { error } = state.as_mut().project_replace(State::Done) else {
+                        unreachable!("the state was just looked at");
+                    };
+                    return Poll::Ready(Err(error));
+                }
+                StateProj::Done => panic!("a response future was polled after it had completed"),
+            }
+        }
+    }
+}
+
+/// What becomes of a response: its head is judged, its body carries the permit on.
+fn pass<ResB: Body>(
+    permit: Option<Permit>,
+    head_only: bool,
+    mut response: Response<ResB>,
+) -> Response<ResponseBody<ResB>> {
+    let Some(mut permit) = permit else {
+        return response.map(|body| ResponseBody::new(body, None));
+    };
+    if let Some(throttled) = settle(&permit, &response) {
+        // A refusal gives its permit back at the head: whoever reads its body is not in anybody's way.
+        response.extensions_mut().insert(throttled);
+        drop(permit);
+        return response.map(|body| ResponseBody::new(body, None));
+    }
+    let ended = head_only
+        || matches!(response.status(), StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED)
+        || response.body().is_end_stream();
+    if ended || permit.until() == PermitUntil::Head {
+        drop(permit);
+        return response.map(|body| ResponseBody::new(body, None));
+    }
+    permit.head_arrived();
+    response.map(|body| ResponseBody::new(body, Some(permit)))
+}
+
+fn settle<ResB>(permit: &Permit, response: &Response<ResB>) -> Option<Throttled> {
+    let (gate, asked) = (permit.gate(), permit.key());
+    let (status, headers) = (response.status(), response.headers());
+    match gate.final_host(asked, response.extensions()) {
+        None => permit.settle(asked, gate.judge(asked, response), status, headers),
+        Some(answered) => {
+            // The host that was asked has answered too: with a redirect.
+            permit.settle(asked, Outcome::Success, status, headers);
+            permit.settle(&answered, gate.judge(&answered, response), status, headers)
+        }
+    }
+}
+
+fn shed<ResB>(gate: &Gate, error: RateLimited) -> Result<Response<ResponseBody<ResB>>, BoxError> {
+    if gate.config.on_shed == OnShed::Error {
+        return Err(error.into());
+    }
+    let mut response = Response::new(ResponseBody::default());
+    *response.status_mut() = StatusCode::TOO_MANY_REQUESTS;
+    response.headers_mut().insert(RETRY_AFTER, HeaderValue::from(error.retry_after_secs()));
+    response.extensions_mut().insert(Shed(error));
+    Ok(response)
+}
+
+impl<S, B> fmt::Debug for ResponseFuture<S, B>
+where
+    S: Service<Request<B>>,
+{
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (state, permit) = match &self.state {
+            State::Waiting { .. } => ("waiting", None),
+            State::Readying { permit, .. } => ("readying", permit.as_ref()),
+            State::Calling { permit, .. } => ("calling", permit.as_ref()),
+            State::Failed { .. } => ("failed", None),
+            State::Done => ("done", None),
+        };
+        f.debug_struct("ResponseFuture").field("state", &state).field("permit", &permit).finish()
+    }
+}

@@ -1,0 +1,176 @@
+//! The right of one request to be in flight, given back when dropped.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::{HeaderMap, StatusCode};
+
+use super::slot::{Admission, Slot};
+use super::waiter::Waiter;
+use super::{Gate, Refused, Terms};
+use crate::config::PermitUntil;
+use crate::error::Throttled;
+use crate::host::HostKey;
+use crate::pace::Time;
+use crate::verdict::Outcome;
+
+/// # Cancel safety
+///
+/// A permit is a guard: dropped at any moment, on any path, a panic included, it goes back and the next waiter is woken.
+pub(crate) struct Permit {
+    gate: Arc<Gate>,
+    hash: u64,
+    key: HostKey,
+    stage: Stage,
+    /// When the request went out; `None` when nothing was recorded of its host then.
+    sent: Option<Time>,
+    until: PermitUntil,
+    waited: Duration,
+    label: Option<&'static str>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    Admitted(Admission),
+    Sent,
+    Body,
+    /// Given back; there is nothing left to do.
+    Over,
+}
+
+impl Permit {
+    pub(super) fn new(
+        gate: Arc<Gate>,
+        hash: u64,
+        key: HostKey,
+        admission: Admission,
+        until: PermitUntil,
+        terms: &Terms,
+        waited: Duration,
+    ) -> Self {
+        Self { gate, hash, key, stage: Stage::Admitted(admission), sent: None, until, waited, label: terms.label }
+    }
+
+    /// The request is about to go out.
+    ///
+    /// `late` says that time has passed since the permit was granted. Then the host may have refused another request
+    /// meanwhile, and a send must never go out after a hold it has not waited for: the permit turns back into a place at
+    /// the head of the queue.
+    pub(crate) fn send(mut self, late: bool, terms: &Terms) -> Result<Self, Box<Waiter>> {
+        let Stage::Admitted(admission) = self.stage else {
+            return Ok(self);
+        };
+        if self.gate.config.final_uri.is_some() {
+            // A redirect inside may end at another host, whose verdict needs to know when this began.
+            self.sent = Some(self.gate.clock.now());
+        }
+        if admission == Admission::Paced || late {
+            let gate = Arc::clone(&self.gate);
+            let mut shard = gate.table.lock(self.hash);
+            // Invariant: a slot with a request in flight is never removed.
+            if let Some(slot) = shard.get(self.hash, &self.key) {
+                match slot.send(admission, || gate.clock.now(), &gate.config) {
+                    Ok(at) => {
+                        self.sent = at.or(self.sent);
+                        let next = if admission == Admission::Paced { slot.next_waiter(&gate.config) } else { None };
+                        drop(shard);
+                        next.into_iter().for_each(std::task::Waker::wake);
+                    }
+                    Err(_) => {
+                        self.stage = Stage::Over;
+                        slot.no_longer_unsent(admission);
+                        slot.give_back(false);
+                        let waiter = Waiter::rejoin(&gate, self.hash, slot, *terms, self.waited);
+                        return Err(Box::new(waiter));
+                    }
+                }
+            }
+        }
+        self.stage = Stage::Sent;
+        Ok(self)
+    }
+
+    /// The response head is here and its body keeps the permit.
+    pub(crate) fn head_arrived(&mut self) {
+        self.stage = Stage::Body;
+        self.with_slot(|gate, slot| slot.head_arrived(|| gate.clock.now()));
+    }
+
+    /// Tells the gate what the response meant for the host of `key`: this permit's, unless a redirect ended elsewhere.
+    /// `None` unless it was a refusal.
+    pub(crate) fn settle(
+        &self,
+        key: &HostKey,
+        outcome: Outcome,
+        status: StatusCode,
+        headers: &HeaderMap,
+    ) -> Option<Throttled> {
+        match outcome {
+            Outcome::Neutral => None,
+            Outcome::Success => {
+                // A request of which no send was recorded counts as sent before any refusal: nothing to do, no lock.
+                if self.sent.is_some() {
+                    self.gate.succeeded(key, self.sent);
+                }
+                None
+            }
+            Outcome::Throttled { hint, soft } => {
+                let refused = Refused { status, hint, soft, headers, label: self.label };
+                Some(self.gate.throttled(key, self.sent, &refused, self.waited))
+            }
+        }
+    }
+
+    pub(crate) fn gate(&self) -> &Arc<Gate> {
+        &self.gate
+    }
+
+    pub(crate) fn key(&self) -> &HostKey {
+        &self.key
+    }
+
+    pub(crate) fn until(&self) -> PermitUntil {
+        self.until
+    }
+
+    /// When the request went out, for a retry policy below that reports on its own.
+    pub(crate) fn sent_at(&self) -> Option<Time> {
+        self.sent
+    }
+
+    fn with_slot<T>(&self, act: impl FnOnce(&Gate, &mut Slot) -> T) -> Option<T> {
+        let mut shard = self.gate.table.lock(self.hash);
+        shard.get(self.hash, &self.key).map(|slot| act(&self.gate, slot))
+    }
+}
+
+impl Drop for Permit {
+    fn drop(&mut self) {
+        let (admission, body) = match self.stage {
+            Stage::Admitted(admission) => (admission, false),
+            Stage::Sent => (Admission::Free, false),
+            Stage::Body => (Admission::Free, true),
+            Stage::Over => return,
+        };
+        let gate = &*self.gate;
+        let mut shard = gate.table.lock(self.hash);
+        let Some(slot) = shard.get(self.hash, &self.key) else {
+            return;
+        };
+        slot.no_longer_unsent(admission);
+        slot.give_back(body);
+        let next = slot.next_waiter(&gate.config);
+        if slot.says_nothing(|| gate.clock.now()) {
+            shard.remove(self.hash, &self.key);
+        }
+        drop(shard);
+        next.into_iter().for_each(std::task::Waker::wake);
+    }
+}
+
+impl fmt::Debug for Permit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Permit").field("host", &self.key).field("stage", &self.stage).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,405 @@
+//! One host: its permits, its queue, its pace. Plain state; the lock around it is the table's.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::task::Waker;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::clock::Clock;
+use crate::config::{Config, Limits, PermitUntil};
+use crate::error::{Details, LastRefusal, RateLimited, Reason};
+use crate::host::HostKey;
+use crate::hosts::HostSnapshot;
+use crate::pace::{Reactive, Rules, Time};
+
+#[derive(Debug)]
+pub(super) struct Slot {
+    key: HostKey,
+    /// What was set for this host; `None` is the layer's.
+    pub(super) limits: Option<Arc<Limits>>,
+    in_flight: usize,
+    /// Of those in flight, the ones whose response head has arrived.
+    bodies: usize,
+    /// Of those in flight, the ones admitted by pacing and not yet sent. At most one at a time, so that every send is
+    /// judged by the one before it, whatever the concurrency.
+    unsent: usize,
+    pub(super) queue: Queue,
+    /// `None`: the host has never refused, or not for so long that it does not matter.
+    pub(super) paced: Option<Box<Paced>>,
+}
+
+/// What is known of a host that has refused a request.
+#[derive(Debug, Default)]
+pub(super) struct Paced {
+    pub(super) pace: Reactive,
+    pub(super) last: Option<LastRefusal>,
+    /// The first refusal of the present streak.
+    pub(super) since: Option<Instant>,
+}
+
+/// How a request was admitted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Admission {
+    /// By a host that does not pace: nothing is recorded of the send.
+    Free,
+    /// By pacing: the send has to be reported.
+    Paced,
+}
+
+/// What keeps the next request from going.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Blocked {
+    /// Others hold the permits; one of them will wake us.
+    ByPermits,
+    /// The pace of the host.
+    Until(Time),
+}
+
+/// What a request that cannot go yet is up against.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Outlook {
+    pub(super) now: Time,
+    /// When this request would go, as far as pacing decides.
+    pub(super) estimate: Time,
+    pub(super) deadline: Time,
+}
+
+impl Slot {
+    pub(super) fn new(key: HostKey, limits: Option<Arc<Limits>>) -> Self {
+        Self { key, limits, in_flight: 0, bodies: 0, unsent: 0, queue: Queue::default(), paced: None }
+    }
+
+    pub(super) fn key(&self) -> &HostKey {
+        &self.key
+    }
+
+    // --- settings -------------------------------------------------------------------------------------------------
+
+    fn concurrency(&self, config: &Config) -> usize {
+        self.limit(|limits| limits.concurrency).unwrap_or(config.concurrency)
+    }
+
+    pub(super) fn max_wait(&self, config: &Config) -> Duration {
+        self.limit(|limits| limits.max_wait).unwrap_or(config.max_wait)
+    }
+
+    pub(super) fn permit_until(&self, config: &Config) -> PermitUntil {
+        self.limit(|limits| limits.permit_until).unwrap_or(config.permit_until)
+    }
+
+    pub(super) fn rules(&self, config: &Config) -> Rules {
+        Rules { spacing: self.limit(|limits| limits.spacing).unwrap_or(config.rules.spacing), ..config.rules }
+    }
+
+    fn limit<T>(&self, read: impl FnOnce(&Limits) -> Option<T>) -> Option<T> {
+        self.limits.as_deref().and_then(read)
+    }
+
+    // --- permits --------------------------------------------------------------------------------------------------
+
+    /// Takes a permit if the next request may go now. Whether it is its turn is for the caller to know. Reads the clock
+    /// only where the host paces.
+    pub(super) fn admit(&mut self, now: impl FnOnce() -> Time, config: &Config) -> Result<Admission, Blocked> {
+        if self.in_flight >= self.concurrency(config) {
+            return Err(Blocked::ByPermits);
+        }
+        if let Some(paced) = &self.paced {
+            let now = now();
+            if paced.pace.is_cold(now) {
+                self.paced = None;
+            } else if self.unsent > 0 {
+                return Err(Blocked::ByPermits);
+            } else if paced.pace.ready() > now {
+                return Err(Blocked::Until(paced.pace.ready()));
+            } else {
+                self.unsent += 1;
+                self.take_permit();
+                return Ok(Admission::Paced);
+            }
+        }
+        self.take_permit();
+        Ok(Admission::Free)
+    }
+
+    fn take_permit(&mut self) {
+        self.in_flight += 1;
+        self.queue.bodies_since = None;
+    }
+
+    /// The request with this permit is about to go out. Records the send, or says until when it must not: the host may
+    /// have refused another one since this one was admitted.
+    pub(super) fn send(
+        &mut self,
+        admission: Admission,
+        now: impl FnOnce() -> Time,
+        config: &Config,
+    ) -> Result<Option<Time>, Blocked> {
+        let rules = self.rules(config);
+        let mut at = None;
+        if let Some(paced) = &mut self.paced {
+            let now = now();
+            if paced.pace.ready() > now {
+                return Err(Blocked::Until(paced.pace.ready()));
+            }
+            paced.pace.sent(now, &rules);
+            at = Some(now);
+        }
+        self.no_longer_unsent(admission);
+        Ok(at)
+    }
+
+    pub(super) fn no_longer_unsent(&mut self, admission: Admission) {
+        if admission == Admission::Paced {
+            self.unsent -= 1;
+        }
+    }
+
+    /// The response head has arrived, the body holds the permit from here on. The clock is read only if somebody waits.
+    pub(super) fn head_arrived(&mut self, now: impl FnOnce() -> Time) {
+        self.bodies += 1;
+        if self.only_bodies() && !self.queue.is_empty() {
+            self.queue.bodies_since = Some(now());
+        }
+    }
+
+    pub(super) fn give_back(&mut self, body: bool) {
+        self.in_flight -= 1;
+        self.bodies -= usize::from(body);
+    }
+
+    pub(super) fn in_flight(&self) -> usize {
+        self.in_flight
+    }
+
+    /// Every request in flight has its head and is waiting for somebody to read its body.
+    fn only_bodies(&self) -> bool {
+        self.in_flight > 0 && self.bodies == self.in_flight
+    }
+
+    /// Since when waiters have been waiting for nothing but bodies.
+    pub(super) fn bodies_since(&mut self, now: Time) -> Option<Time> {
+        if !self.only_bodies() {
+            return None;
+        }
+        Some(*self.queue.bodies_since.get_or_insert(now))
+    }
+
+    /// The next waiter, when there might be a permit for it.
+    pub(super) fn next_waiter(&mut self, config: &Config) -> Option<Waker> {
+        if self.in_flight < self.concurrency(config) { self.queue.wake_head() } else { None }
+    }
+
+    /// Holds no memory once this is true.
+    pub(super) fn says_nothing(&self, now: impl FnOnce() -> Time) -> bool {
+        self.in_flight == 0
+            && self.queue.is_empty()
+            && self.paced.as_ref().is_none_or(|paced| paced.pace.is_cold(now()))
+    }
+
+    // --- the future, as far as it is known ------------------------------------------------------------------------
+
+    /// When a request with `ahead` others in front of it would go, as far as pacing decides.
+    pub(super) fn estimate(&self, now: Time, ahead: usize, config: &Config) -> Time {
+        let Some(paced) = &self.paced else {
+            return now;
+        };
+        let first = paced.pace.ready().max(now);
+        let spacing = paced.pace.spacing(first, &self.rules(config));
+        first.after(spacing.saturating_mul(u32::try_from(ahead).unwrap_or(u32::MAX)))
+    }
+
+    /// Marks the waiters that the pace of the host puts past their budget, and wakes them.
+    pub(super) fn refuse_hopeless(&mut self, now: Time, config: &Config) -> Vec<Waker> {
+        let first = self.estimate(now, 0, config);
+        let spacing = self.estimate(now, 1, config).since(first);
+        self.queue.refuse_later_than(first, spacing)
+    }
+
+    /// The error for a request that will not be admitted within its budget.
+    pub(super) fn shed(&self, full: bool, outlook: Outlook, config: &Config) -> RateLimited {
+        let Outlook { now, estimate, deadline } = outlook;
+        let reason = if full {
+            Reason::QueueFull
+        } else if self.paced.as_ref().is_some_and(|paced| paced.pace.hold_until() > deadline) {
+            Reason::Cooldown
+        } else if now >= deadline && self.in_flight >= self.concurrency(config) {
+            Reason::InFlight
+        } else if estimate > deadline.max(now) {
+            Reason::Spacing
+        } else {
+            Reason::InFlight
+        };
+        let wait = match reason {
+            Reason::InFlight | Reason::QueueFull => estimate.since(now).max(Duration::from_secs(1)),
+            Reason::Cooldown | Reason::Spacing => estimate.since(now),
+        };
+        let paced = self.paced.as_deref();
+        RateLimited::from(Details {
+            host: self.key.clone(),
+            retry_after: ceil_to_millis(wait),
+            reason,
+            refusal: paced.and_then(|paced| paced.last.clone()),
+            streak: paced.map_or(0, |paced| paced.pace.streak()),
+            throttled_since: paced.filter(|paced| paced.pace.streak() > 0).and_then(|paced| paced.since),
+        })
+    }
+
+    pub(super) fn snapshot(&self, clock: &Clock) -> Option<HostSnapshot> {
+        let now = clock.now();
+        if self.says_nothing(|| now) {
+            return None;
+        }
+        let paced = self.paced.as_deref().filter(|paced| !paced.pace.is_cold(now));
+        let last = paced.and_then(|paced| paced.last.as_ref());
+        Some(HostSnapshot {
+            host: self.key.clone(),
+            in_flight: self.in_flight,
+            queued: self.queue.len(),
+            cooldown: paced.map_or(Duration::ZERO, |paced| paced.pace.hold_until().since(now)),
+            next_send: paced.map_or(Duration::ZERO, |paced| paced.pace.ready().since(now)),
+            warm: paced.map_or(Duration::ZERO, |paced| paced.pace.warm_until().since(now)),
+            gap: Duration::ZERO,
+            streak: paced.map_or(0, |paced| paced.pace.streak()),
+            last_hint: last.and_then(|last| last.asked).unwrap_or_default(),
+            last_status: last.map(|last| last.status),
+        })
+    }
+}
+
+fn ceil_to_millis(duration: Duration) -> Duration {
+    let below = Duration::from_nanos(u64::from(duration.subsec_nanos() % 1_000_000));
+    if below.is_zero() { duration } else { duration.saturating_add(Duration::from_millis(1) - below) }
+}
+
+/// A place in the queue. Smaller is nearer to the head: retried requests before all others, within a class first come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Place {
+    class: Class,
+    number: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Class {
+    /// Has been admitted before.
+    Again,
+    New,
+}
+
+/// The waiters of one host, first come first served. Only the head is ever admitted, so a send is decided by what the
+/// host has seen up to that moment, and nobody sleeps on a booking that a refusal has made worthless.
+#[derive(Debug, Default)]
+pub(super) struct Queue {
+    waiting: BTreeMap<Place, Waiting>,
+    next: u64,
+    /// How long the head has been kept by pacing while a permit was free, all told.
+    paced_for: Duration,
+    /// Since when it is kept so now.
+    paced_since: Option<Time>,
+    bodies_since: Option<Time>,
+    /// The owner of the gate has been told about unread bodies.
+    pub(super) warned: bool,
+}
+
+#[derive(Debug)]
+struct Waiting {
+    /// Taken by whoever wakes.
+    waker: Option<Waker>,
+    deadline: Time,
+    /// Set when a refusal has put the waiter past its budget: when it would have gone.
+    hopeless: Option<Time>,
+}
+
+impl Queue {
+    pub(super) fn is_empty(&self) -> bool {
+        self.waiting.is_empty()
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.waiting.len()
+    }
+
+    /// How many would be in front of a newcomer of this class.
+    pub(super) fn ahead_of_new(&self, class: Class) -> usize {
+        match class {
+            Class::New => self.waiting.len(),
+            Class::Again => self.waiting.keys().take_while(|place| place.class == Class::Again).count(),
+        }
+    }
+
+    pub(super) fn ahead_of(&self, place: Place) -> usize {
+        self.waiting.range(..place).count()
+    }
+
+    pub(super) fn join(&mut self, class: Class, deadline: Time) -> Place {
+        let place = Place { class, number: self.next };
+        self.next += 1;
+        self.waiting.insert(place, Waiting { waker: None, deadline, hopeless: None });
+        place
+    }
+
+    pub(super) fn leave(&mut self, place: Place) -> Option<Waker> {
+        let waiting = self.waiting.remove(&place);
+        if self.waiting.is_empty() {
+            self.paced_since = None;
+            self.bodies_since = None;
+        }
+        waiting.and_then(|waiting| waiting.waker)
+    }
+
+    pub(super) fn is_head(&self, place: Place) -> bool {
+        self.waiting.keys().next() == Some(&place)
+    }
+
+    pub(super) fn hopeless(&self, place: Place) -> Option<Time> {
+        self.waiting.get(&place).and_then(|waiting| waiting.hopeless)
+    }
+
+    /// Remembers whom to wake; gives the old waker back, to be dropped outside the lock.
+    pub(super) fn set_waker(&mut self, place: Place, waker: &Waker) -> Option<Waker> {
+        let waiting = self.waiting.get_mut(&place)?;
+        match &waiting.waker {
+            Some(old) if old.will_wake(waker) => None,
+            _ => waiting.waker.replace(waker.clone()),
+        }
+    }
+
+    pub(super) fn wake_head(&mut self) -> Option<Waker> {
+        self.waiting.values_mut().next()?.waker.take()
+    }
+
+    fn refuse_later_than(&mut self, first: Time, spacing: Duration) -> Vec<Waker> {
+        let mut next = first;
+        let mut wakers = Vec::new();
+        for waiting in self.waiting.values_mut() {
+            if next > waiting.deadline {
+                waiting.hopeless = Some(next);
+                wakers.extend(waiting.waker.take());
+            } else {
+                next = next.after(spacing);
+            }
+        }
+        wakers
+    }
+
+    // --- which part of a wait is pacing's -------------------------------------------------------------------------
+
+    /// The head is, or is no longer, kept by nothing but pacing.
+    pub(super) fn kept_by_pacing(&mut self, kept: bool, now: Time) {
+        match (kept, self.paced_since) {
+            (true, None) => self.paced_since = Some(now),
+            (false, Some(since)) => {
+                self.paced_for = self.paced_for.saturating_add(now.since(since));
+                self.paced_since = None;
+            }
+            _ => {}
+        }
+    }
+
+    /// The difference of two readings is what pacing cost in between.
+    pub(super) fn paced_for(&self, now: Time) -> Duration {
+        let running = self.paced_since.map_or(Duration::ZERO, |since| now.since(since));
+        self.paced_for.saturating_add(running)
+    }
+}

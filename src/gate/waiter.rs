@@ -1,0 +1,289 @@
+//! A request on its way through the queue of its host.
+
+use std::fmt;
+use std::future::Future as _;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker, ready};
+use std::time::Duration;
+
+use tokio::time::{Sleep, sleep_until};
+
+use super::permit::Permit;
+use super::slot::{Blocked, Class, Outlook, Place, Slot};
+use super::{Gate, Terms};
+use crate::error::RateLimited;
+use crate::host::HostKey;
+use crate::observe::{self, ShedEvent, WaitEvent, WaitOutcome};
+use crate::pace::Time;
+
+/// How long waiting for nothing but unread bodies is taken for chance.
+const PATIENCE_WITH_BODIES: Duration = Duration::from_secs(1);
+
+/// Joins the queue when it is first polled, so a future that nobody polls is in nobody's way.
+///
+/// # Cancel safety
+///
+/// Dropped at any moment it leaves the queue, has booked nothing, and wakes the next one if it was that one's turn.
+pub(crate) struct Waiter {
+    gate: Arc<Gate>,
+    hash: u64,
+    key: HostKey,
+    terms: Terms,
+    /// What was waited before this, by this request.
+    before: Duration,
+    wait: Option<Wait>,
+    timer: Option<Pin<Box<Sleep>>>,
+}
+
+/// A wait under way.
+#[derive(Clone, Copy)]
+struct Wait {
+    place: Place,
+    since: Time,
+    deadline: Time,
+    /// The queue's reading of time kept by pacing when the wait began.
+    paced_before: Duration,
+}
+
+/// What one look at the host came to.
+enum Step {
+    Admitted(Permit),
+    Shed(RateLimited),
+    /// Look again at this instant, or when woken.
+    Sleep {
+        now: Time,
+        until: Time,
+        warn: Option<usize>,
+    },
+}
+
+impl Waiter {
+    pub(crate) fn new(gate: Arc<Gate>, key: HostKey, terms: Terms) -> Self {
+        let hash = gate.table.hash(&key);
+        let before = terms.waited_before();
+        Self { gate, hash, key, terms, before, wait: None, timer: None }
+    }
+
+    /// A request that has given its permit back, having `waited` so far, and is the next to go again.
+    pub(super) fn rejoin(gate: &Arc<Gate>, hash: u64, slot: &mut Slot, terms: Terms, waited: Duration) -> Self {
+        let since = gate.clock.now();
+        let deadline = since.after(terms.left(slot.max_wait(&gate.config), waited));
+        let place = slot.queue.join(Class::Again, deadline);
+        let wait = Wait { place, since, deadline, paced_before: slot.queue.paced_for(since) };
+        let (gate, key) = (Arc::clone(gate), slot.key().clone());
+        Self { gate, hash, key, terms, before: waited, wait: Some(wait), timer: None }
+    }
+
+    pub(crate) fn gate(&self) -> &Gate {
+        &self.gate
+    }
+
+    pub(crate) fn terms(&self) -> &Terms {
+        &self.terms
+    }
+
+    pub(crate) fn poll_admit(&mut self, cx: &mut Context<'_>) -> Poll<Result<Permit, RateLimited>> {
+        loop {
+            match self.step(cx.waker()) {
+                Step::Admitted(permit) => return Poll::Ready(Ok(permit)),
+                Step::Shed(error) => return Poll::Ready(Err(error)),
+                Step::Sleep { now, until, warn } => {
+                    if let Some(in_flight) = warn {
+                        self.gate.warn_of_unread_bodies(&self.key, in_flight);
+                    }
+                    ready!(self.poll_timer(now, until, cx));
+                }
+            }
+        }
+    }
+
+    fn poll_timer(&mut self, now: Time, until: Time, cx: &mut Context<'_>) -> Poll<()> {
+        let at = self.gate.clock.timer(now, until);
+        match &mut self.timer {
+            Some(timer) if timer.deadline() == at => {}
+            Some(timer) => timer.as_mut().reset(at),
+            None => self.timer = Some(Box::pin(sleep_until(at))),
+        }
+        match &mut self.timer {
+            Some(timer) => timer.as_mut().poll(cx),
+            None => Poll::Ready(()),
+        }
+    }
+
+    /// Looks at the host once, under its lock.
+    fn step(&mut self, waker: &Waker) -> Step {
+        let gate = Arc::clone(&self.gate);
+        let config = &gate.config;
+        let now = gate.clock.now();
+        let mut shard = gate.table.lock(self.hash);
+        let slot = gate.table.slot(&mut shard, self.hash, &self.key, || gate.new_slot(&self.key));
+
+        let blocked = match self.try_admit(slot, now) {
+            Ok(permit) => {
+                let (paced, next) = self.leave(slot, now);
+                drop(shard);
+                self.wake(next);
+                self.report(WaitOutcome::Acquired, now, paced);
+                return Step::Admitted(permit);
+            }
+            Err(blocked) => blocked,
+        };
+        if let Some(error) = self.refuse(slot, now) {
+            let (paced, next) = self.leave(slot, now);
+            if slot.says_nothing(|| now) {
+                shard.remove(self.hash, &self.key);
+            }
+            drop(shard);
+            self.wake(next);
+            self.report_shed(&error, now, paced);
+            return Step::Shed(error);
+        }
+
+        let Wait { place, deadline, .. } = *self.wait.get_or_insert_with(|| {
+            let deadline = now.after(self.terms.left(slot.max_wait(config), self.before));
+            let place = slot.queue.join(self.terms.class(), deadline);
+            Wait { place, since: now, deadline, paced_before: slot.queue.paced_for(now) }
+        });
+        let mut until = deadline;
+        let mut warn = None;
+        if slot.queue.is_head(place) {
+            slot.queue.kept_by_pacing(matches!(blocked, Some(Blocked::Until(_))), now);
+            match blocked {
+                Some(Blocked::Until(ready)) => until = until.min(ready),
+                _ if slot.queue.warned => {}
+                _ => {
+                    let check = slot.bodies_since(now).unwrap_or(now).after(PATIENCE_WITH_BODIES);
+                    if check > now {
+                        until = until.min(check);
+                    } else {
+                        slot.queue.warned = true;
+                        warn = Some(slot.in_flight());
+                    }
+                }
+            }
+        }
+        let old_waker = slot.queue.set_waker(place, waker);
+        drop(shard);
+        drop(old_waker);
+        Step::Sleep { now, until, warn }
+    }
+
+    /// A permit, if it is our turn and the host admits. `Err(None)` when others are first.
+    fn try_admit(&self, slot: &mut Slot, now: Time) -> Result<Permit, Option<Blocked>> {
+        let our_turn = match &self.wait {
+            Some(wait) => slot.queue.is_head(wait.place),
+            None => slot.queue.ahead_of_new(self.terms.class()) == 0,
+        };
+        if !our_turn {
+            return Err(None);
+        }
+        let admission = slot.admit(|| now, &self.gate.config).map_err(Some)?;
+        let until = self.terms.until.unwrap_or_else(|| slot.permit_until(&self.gate.config));
+        let waited = self.before.saturating_add(self.waited(now));
+        let gate = Arc::clone(&self.gate);
+        Ok(Permit::new(gate, self.hash, self.key.clone(), admission, until, &self.terms, waited))
+    }
+
+    /// The error, if this request has no prospect of being admitted within its budget.
+    fn refuse(&self, slot: &Slot, now: Time) -> Option<RateLimited> {
+        let config = &self.gate.config;
+        match self.wait {
+            None => {
+                let class = self.terms.class();
+                let ahead = slot.queue.ahead_of_new(class);
+                let deadline = now.after(self.terms.left(slot.max_wait(config), self.before));
+                let estimate = slot.estimate(now, ahead, config);
+                let full = class == Class::New && config.max_queue > 0 && slot.queue.len() >= config.max_queue;
+                let hopeless = estimate > deadline || deadline <= now;
+                (hopeless || full).then(|| slot.shed(full && !hopeless, Outlook { now, estimate, deadline }, config))
+            }
+            Some(Wait { place, deadline, .. }) => {
+                let estimate = match slot.queue.hopeless(place) {
+                    Some(estimate) => estimate,
+                    None if now >= deadline => slot.estimate(now, slot.queue.ahead_of(place), config),
+                    None => return None,
+                };
+                Some(slot.shed(false, Outlook { now, estimate, deadline }, config))
+            }
+        }
+    }
+
+    /// Leaves the queue, if in it. Gives back what the wait owed to pacing, and whom to wake: the next one, or the waker
+    /// that is to be dropped outside the lock.
+    fn leave(&mut self, slot: &mut Slot, now: Time) -> (Duration, [Option<Waker>; 2]) {
+        let Some(wait) = &self.wait else {
+            return (Duration::ZERO, [None, None]);
+        };
+        let was_head = slot.queue.is_head(wait.place);
+        let paced = slot.queue.paced_for(now).saturating_sub(wait.paced_before);
+        if was_head {
+            slot.queue.kept_by_pacing(false, now);
+        }
+        let own = slot.queue.leave(wait.place);
+        // The new head has to look for itself: there may be a permit, or a timer to set.
+        let next = if was_head { slot.queue.wake_head() } else { None };
+        (paced, [next, own])
+    }
+
+    fn wake(&self, [next, own]: [Option<Waker>; 2]) {
+        drop(own);
+        next.into_iter().for_each(Waker::wake);
+    }
+
+    fn waited(&self, now: Time) -> Duration {
+        self.wait.map_or(Duration::ZERO, |wait| now.since(wait.since))
+    }
+
+    fn report_shed(&mut self, error: &RateLimited, now: Time, paced: Duration) {
+        if self.wait.is_none() {
+            self.event(WaitOutcome::Shed, Duration::ZERO, Duration::ZERO);
+        }
+        self.report(WaitOutcome::Shed, now, paced);
+        observe::shed(self.gate.observer(), &ShedEvent { error, label: self.terms.label });
+    }
+
+    /// Ends the wait, if there was one.
+    fn report(&mut self, outcome: WaitOutcome, now: Time, paced: Duration) {
+        let waited = self.waited(now);
+        if self.wait.take().is_some() {
+            self.event(outcome, waited, paced.min(waited));
+        }
+    }
+
+    fn event(&self, outcome: WaitOutcome, waited: Duration, pacing: Duration) {
+        let (host, label) = (&self.key, self.terms.label);
+        let event = WaitEvent { host, outcome, waited, pacing, queued: waited - pacing, label };
+        observe::waited(self.gate.observer(), &event);
+    }
+}
+
+impl Drop for Waiter {
+    fn drop(&mut self) {
+        if self.wait.is_none() {
+            return;
+        }
+        let gate = Arc::clone(&self.gate);
+        let now = gate.clock.now();
+        let mut shard = gate.table.lock(self.hash);
+        let Some(slot) = shard.get(self.hash, &self.key) else {
+            return;
+        };
+        let (paced, next) = self.leave(slot, now);
+        if slot.says_nothing(|| now) {
+            shard.remove(self.hash, &self.key);
+        }
+        drop(shard);
+        self.wake(next);
+        // A second panic would end the process.
+        if !std::thread::panicking() {
+            self.report(WaitOutcome::Canceled, now, paced);
+        }
+    }
+}
+
+impl fmt::Debug for Waiter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Waiter").field("host", &self.key).field("queued", &self.wait.is_some()).finish_non_exhaustive()
+    }
+}

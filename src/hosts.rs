@@ -1,0 +1,246 @@
+//! [`Hosts`]: a handle on a gate's hosts, to look at them, to steer them, and to gate code that is no tower service.
+
+use std::future::poll_fn;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use http::{Extensions, HeaderMap, StatusCode, Uri};
+
+use crate::config::Limits;
+use crate::error::RateLimited;
+use crate::gate::{self, Gate, Terms, Waiter};
+use crate::host::HostKey;
+use crate::verdict::Outcome;
+
+/// The hosts of a [`HostGateLayer`](crate::HostGateLayer). Cheap to clone.
+///
+/// Hosts are named by key (`host:port`) or by name; a name without a port means all its ports. No method holds a lock
+/// across an await.
+///
+/// ```
+/// use std::time::Duration;
+/// use tower_host_gate::HostGateLayer;
+///
+/// let layer = HostGateLayer::new();
+/// let hosts = layer.hosts();
+/// hosts.penalize("api.example:443", Duration::from_secs(30));
+/// let state = hosts.get("api.example:443").unwrap();
+/// assert!(state.cooldown > Duration::from_secs(29));
+/// hosts.clear("api.example:443");
+/// assert!(hosts.get("api.example:443").is_none());
+/// ```
+#[derive(Clone, Debug)]
+pub struct Hosts {
+    gate: Arc<Gate>,
+}
+
+/// What a gate knows of one host at one moment. Durations are what is left, zero when there is none.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[non_exhaustive]
+pub struct HostSnapshot {
+    /// The host key.
+    #[cfg_attr(feature = "serde", serde(serialize_with = "as_text"))]
+    pub host: HostKey,
+    /// Requests in flight, response bodies still being read included.
+    pub in_flight: usize,
+    /// Requests waiting.
+    pub queued: usize,
+    /// No send before the end of this, because the host refused.
+    pub cooldown: Duration,
+    /// No send before the end of this, for whichever reason: cooldown or spacing.
+    pub next_send: Duration,
+    /// Sends are spaced until the end of this.
+    pub warm: Duration,
+    /// The learned spacing.
+    pub gap: Duration,
+    /// Consecutive throttle events.
+    pub streak: u32,
+    /// What the host asked for in its last refusal.
+    pub last_hint: Duration,
+    /// The status of its last refusal.
+    #[cfg_attr(feature = "serde", serde(serialize_with = "as_number"))]
+    pub last_status: Option<StatusCode>,
+}
+
+#[cfg(feature = "serde")]
+fn as_text<S: serde::Serializer>(key: &HostKey, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str(key.as_str())
+}
+
+#[cfg(feature = "serde")]
+fn as_number<S: serde::Serializer>(status: &Option<StatusCode>, serializer: S) -> Result<S::Ok, S::Error> {
+    serde::Serialize::serialize(&status.map(|status| status.as_u16()), serializer)
+}
+
+impl Hosts {
+    pub(crate) fn new(gate: Arc<Gate>) -> Self {
+        Self { gate }
+    }
+
+    /// Every host the gate has something to say of: with a request in flight or waiting, held, or warm.
+    pub fn snapshot(&self) -> Vec<HostSnapshot> {
+        self.gate.snapshots(|_| true)
+    }
+
+    /// One host, `None` when there is nothing to say of it. Of several ports under one name, the one held longest.
+    pub fn get(&self, host: &str) -> Option<HostSnapshot> {
+        let key = host.parse::<HostKey>().ok()?;
+        self.gate.snapshot(&key).or_else(|| {
+            let ports = self.gate.snapshots(|known| is_port_of(known, &key));
+            ports.into_iter().max_by_key(|port| port.next_send)
+        })
+    }
+
+    /// Holds a host back for this long, as a refusal that asked for it would: only ever extends a hold, is capped at
+    /// `max_cooldown`, and leaves the host warm. Zero does nothing. A name without a port means the ports known and the
+    /// default ports 80 and 443.
+    pub fn penalize(&self, host: &str, duration: Duration) {
+        for key in self.keys(host, true) {
+            self.gate.penalize(&key, duration);
+        }
+    }
+
+    /// Forgets cooldown, warmth and streak of a host. Requests in flight and waiting stay, and the next may go at once.
+    pub fn clear(&self, host: &str) {
+        for key in self.keys(host, false) {
+            self.gate.clear(&key);
+        }
+    }
+
+    /// Changes the settings of one host, at once, for waiting requests too. Replaces what was set for the same text
+    /// before; [`Limits::default`] goes back to the layer's. `host:port` wins over the name. A cap lowered below what is
+    /// in flight takes nothing away; it holds from the next admission on. A text that names no host changes nothing and
+    /// logs a warning.
+    pub fn set_limits(&self, host: &str, limits: Limits) {
+        match host.parse::<HostKey>() {
+            Ok(key) => self.gate.set_limits(key, limits),
+            Err(error) => tracing::warn!(host = %HostKey::new(host), %error, "set_limits: limits ignored"),
+        }
+    }
+
+    /// A permit for code that is no tower service. Waits for at most `budget`; the request counts as sent when this
+    /// returns.
+    ///
+    /// A URI without a host, or a gate that is disabled, gives a permit that guards nothing.
+    ///
+    /// ```
+    /// # async fn example(hosts: tower_host_gate::Hosts) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+    /// use std::time::Duration;
+    /// use tower_host_gate::Outcome;
+    ///
+    /// let uri = "https://example.com/big.iso".parse()?;
+    /// let permit = hosts.acquire(&uri, Duration::from_secs(20)).await?;
+    /// // ... ask the server, by whichever means ...
+    /// permit.settle(Outcome::Success);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`RateLimited`] when the host cannot admit the request within the budget.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future leaves the queue and books nothing.
+    pub async fn acquire(&self, uri: &Uri, budget: Duration) -> Result<Permit, RateLimited> {
+        let Some(mut waiter) = self.waiter(uri, budget) else {
+            return Ok(Permit(None));
+        };
+        poll_fn(|cx| poll_sent(&mut waiter, cx)).await
+    }
+
+    /// A permit, if one can be had at once.
+    ///
+    /// The way out of the head-of-line trap: a worker that finds a host held can put the job back and take one for
+    /// another host, instead of waiting in its place.
+    ///
+    /// # Errors
+    ///
+    /// [`RateLimited`] when the host cannot admit the request now.
+    pub fn try_acquire(&self, uri: &Uri) -> Result<Permit, RateLimited> {
+        let Some(mut waiter) = self.waiter(uri, Duration::ZERO) else {
+            return Ok(Permit(None));
+        };
+        // Invariant: with no budget a waiter is admitted or shed when it is first polled.
+        loop {
+            if let Poll::Ready(result) = poll_sent(&mut waiter, &mut Context::from_waker(Waker::noop())) {
+                return result;
+            }
+        }
+    }
+
+    fn waiter(&self, uri: &Uri, budget: Duration) -> Option<Waiter> {
+        if self.gate.config.disabled {
+            return None;
+        }
+        let key = self.gate.config.keying.key(uri, &HeaderMap::new(), &Extensions::new())?;
+        let terms = Terms { budget: Some(budget), ..Terms::default() };
+        Some(Waiter::new(Arc::clone(&self.gate), key, terms))
+    }
+
+    /// The keys that a text means: itself, or the ports of a bare name.
+    fn keys(&self, host: &str, with_default_ports: bool) -> Vec<HostKey> {
+        let Ok(named) = host.parse::<HostKey>() else {
+            return Vec::new();
+        };
+        let known = self.gate.snapshots(|known| is_port_of(known, &named));
+        let mut keys: Vec<_> = known.into_iter().map(|snapshot| snapshot.host).collect();
+        if named.name() == named.as_str() && with_default_ports {
+            keys.extend(["80", "443"].map(|port| HostKey::new(format!("{named}:{port}"))));
+        }
+        keys.push(named);
+        keys.sort();
+        keys.dedup();
+        keys
+    }
+}
+
+fn is_port_of(known: &HostKey, name: &HostKey) -> bool {
+    known.name() == name.as_str()
+}
+
+fn poll_sent(waiter: &mut Waiter, cx: &mut Context<'_>) -> Poll<Result<Permit, RateLimited>> {
+    loop {
+        let permit = std::task::ready!(waiter.poll_admit(cx))?;
+        let terms = *waiter.terms();
+        match permit.send(false, &terms) {
+            Ok(permit) => return Poll::Ready(Ok(Permit(Some(permit)))),
+            Err(again) => *waiter = *again,
+        }
+    }
+}
+
+/// The right to have one request in flight. See [`Hosts::acquire`].
+///
+/// Given back when dropped; dropped without [`settle`](Self::settle) nothing is learnt from it.
+#[derive(Debug)]
+#[must_use = "the permit is given back when dropped"]
+pub struct Permit(Option<gate::Permit>);
+
+impl Permit {
+    /// Reports what the response meant, and gives the permit back.
+    ///
+    /// For an HTTP response [`Outcome::of`] says what it means. `Outcome::Throttled` is reported as status 429.
+    pub fn settle(self, outcome: Outcome) {
+        self.settle_as(outcome, StatusCode::TOO_MANY_REQUESTS, &HeaderMap::new());
+    }
+
+    /// Judges a response head as the layer would, reports it and gives the permit back.
+    pub fn settle_response(self, status: StatusCode, headers: &HeaderMap) {
+        self.settle_as(Outcome::of(status, headers), status, headers);
+    }
+
+    fn settle_as(self, outcome: Outcome, status: StatusCode, headers: &HeaderMap) {
+        if let Some(permit) = &self.0 {
+            permit.settle(permit.key(), outcome, status, headers);
+        }
+    }
+
+    /// The host it is for; `None` when it guards nothing.
+    pub fn host(&self) -> Option<&HostKey> {
+        self.0.as_ref().map(gate::Permit::key)
+    }
+}

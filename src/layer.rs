@@ -1,0 +1,210 @@
+//! [`HostGateLayer`]: configuration in, service out.
+
+use std::env;
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::{Extensions, Uri};
+use tower_layer::Layer;
+
+use crate::config::{Config, ConfigError, Limits, OnShed, PermitUntil};
+use crate::gate::Gate;
+use crate::host::{HostKey, Keying};
+use crate::hosts::Hosts;
+use crate::observe::Observer;
+use crate::pace::Pacing;
+use crate::service::HostGate;
+use crate::verdict::Verdict;
+
+/// Puts a gate in front of an HTTP client service.
+///
+/// **Build it once per program.** A layer, its clones and every service made from them share one set of hosts; two calls
+/// of `new` are two gates that know nothing of each other. A setter on a layer that was already cloned or used makes a
+/// separate gate with the changed setting.
+///
+/// ```
+/// use std::time::Duration;
+/// use tower::ServiceBuilder;
+/// use tower_host_gate::HostGateLayer;
+/// # use std::convert::Infallible;
+/// # async fn fetch(_: http::Request<String>) -> Result<http::Response<String>, Infallible> { unimplemented!() }
+///
+/// let client = ServiceBuilder::new()
+///     .layer(HostGateLayer::new().max_wait(Duration::from_secs(30)))
+///     .service_fn(fetch); // any Service<http::Request<B>> + Clone
+/// ```
+///
+/// | setting | default | from |
+/// |---|---|---|
+/// | [`concurrency`](Self::concurrency) | 1 | ADR-0016 |
+/// | [`base_cooldown`](Self::base_cooldown) | 2 s | ADR-0016 |
+/// | [`max_cooldown`](Self::max_cooldown) | 60 s | ADR-0016 |
+/// | [`spacing`](Self::spacing) | 1 s | ADR-0016 |
+/// | [`warm_for`](Self::warm_for) | 120 s | ADR-0016 |
+/// | [`max_wait`](Self::max_wait) | 60 s | ADR-0016 |
+/// | [`max_queue`](Self::max_queue) | 10,000 waiters per host | |
+/// | [`permit_until`](Self::permit_until) | the end of the body | servers count a request until then |
+///
+/// Waiting needs a `tokio` runtime with its timer enabled; a request that need not wait does not.
+#[derive(Clone, Debug)]
+#[must_use]
+pub struct HostGateLayer {
+    gate: Arc<Gate>,
+}
+
+impl Default for HostGateLayer {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl HostGateLayer {
+    /// A gate with the defaults above and no host in it.
+    pub fn new() -> Self {
+        Self::with(Config::default())
+    }
+
+    /// Reads `HOST_GATE_HOST_CONCURRENCY`, `HOST_GATE_MAX_COOLDOWN_SECS` and `HOST_GATE_MAX_GATE_WAIT_SECS`.
+    ///
+    /// # Errors
+    ///
+    /// When one of them is set to anything but a whole number; the error names it.
+    pub fn from_env() -> Result<Self, ConfigError> {
+        Self::from_env_prefix("HOST_GATE")
+    }
+
+    /// Like [`from_env`](Self::from_env) under another prefix; `"RSS"` gives the variables of ADR-0016.
+    ///
+    /// # Errors
+    ///
+    /// When one of the variables is set to anything but a whole number; the error names it.
+    pub fn from_env_prefix(prefix: &str) -> Result<Self, ConfigError> {
+        Config::from_vars(prefix, |name| env::var(name)).map(Self::with)
+    }
+
+    fn with(config: Config) -> Self {
+        Self { gate: Arc::new(Gate::new(config)) }
+    }
+
+    /// Settings never change under a gate in use: a changed layer is a gate of its own.
+    fn set(self, change: impl FnOnce(&mut Config)) -> Self {
+        let mut config = self.gate.config.clone();
+        change(&mut config);
+        Self::with(config)
+    }
+
+    /// Requests in flight to one host at a time. Default 1; zero is 1.
+    pub fn concurrency(self, requests: usize) -> Self {
+        self.set(|config| config.concurrency = requests.max(1))
+    }
+
+    /// The cooldown after the first refusal that does not say when to come back; doubles with each consecutive one.
+    /// Default 2 s.
+    pub fn base_cooldown(self, cooldown: Duration) -> Self {
+        self.set(|config| config.rules.base_cooldown = cooldown)
+    }
+
+    /// The longest any single refusal holds a host, whatever the server asked for. Default 60 s.
+    pub fn max_cooldown(self, cooldown: Duration) -> Self {
+        self.set(|config| config.rules.max_cooldown = cooldown)
+    }
+
+    /// The least time between two sends to a host that is warm. Default 1 s; zero is off.
+    pub fn spacing(self, spacing: Duration) -> Self {
+        self.set(|config| config.rules.spacing = spacing)
+    }
+
+    /// How long a host stays warm after its cooldown has ended; a streak of refusals is forgotten after that too.
+    /// Default 120 s.
+    pub fn warm_for(self, warm_for: Duration) -> Self {
+        self.set(|config| config.rules.warm_for = warm_for)
+    }
+
+    /// The budget of one request for queue and pacing together. A request that cannot be admitted within it is shed, at
+    /// once where that is certain. Default 60 s; zero never waits. [`MaxWait`](crate::MaxWait) overrides it per request.
+    pub fn max_wait(self, budget: Duration) -> Self {
+        self.set(|config| config.max_wait = budget)
+    }
+
+    /// Waiters per host; a request beyond that is shed. Default 10,000; zero is no bound.
+    pub fn max_queue(self, waiters: usize) -> Self {
+        self.set(|config| config.max_queue = waiters)
+    }
+
+    /// How a host is paced once it has refused a request. Default [`Pacing::Reactive`].
+    pub fn pacing(self, pacing: Pacing) -> Self {
+        self.set(|config| config.pacing = pacing)
+    }
+
+    /// When a request gives its permit back. Default [`PermitUntil::BodyEnd`].
+    pub fn permit_until(self, until: PermitUntil) -> Self {
+        self.set(|config| config.permit_until = until)
+    }
+
+    /// Which requests share a gate. Default [`By::Authority`](crate::By::Authority).
+    pub fn keying(self, keying: impl Keying) -> Self {
+        self.set(|config| config.keying = Arc::new(keying))
+    }
+
+    /// What a response means. Default [`Outcome::of`](crate::Outcome::of).
+    pub fn verdict(self, verdict: impl Verdict) -> Self {
+        self.set(|config| config.verdict = Some(Arc::new(verdict)))
+    }
+
+    /// Who is told of waits, refusals and sheds. Default: nobody, apart from `tracing`.
+    pub fn observer(self, observer: impl Observer) -> Self {
+        self.set(|config| config.observer = Some(Arc::new(observer)))
+    }
+
+    /// How a request that is shed comes back. Default [`OnShed::Error`].
+    pub fn on_shed(self, on_shed: OnShed) -> Self {
+        self.set(|config| config.on_shed = on_shed)
+    }
+
+    /// Where a redirect layer *inside* the gate says that a response came from, so that the verdict is charged to that
+    /// host. [`final_uri::tower_http`](crate::final_uri) is the ready hook for `tower-http`. With a redirect layer
+    /// outside, where each hop is gated on its own host, there is nothing to find.
+    pub fn final_uri(self, hook: impl Fn(&Extensions) -> Option<Uri> + Send + Sync + 'static) -> Self {
+        self.set(|config| config.final_uri = Some(Arc::new(hook)))
+    }
+
+    /// Settings for one host. A name without a port means all its ports; `host:port` is exact and wins over it. Can be
+    /// changed later with [`Hosts::set_limits`]. A text that is no host name sets nothing and logs a warning.
+    pub fn per_host(self, host: &str, limits: Limits) -> Self {
+        match host.parse::<HostKey>() {
+            Ok(key) => self.set(|config| {
+                config.per_host.insert(key, Arc::new(limits));
+            }),
+            Err(error) => {
+                tracing::warn!(host = %HostKey::new(host), %error, "per_host: limits ignored");
+                self
+            }
+        }
+    }
+
+    /// Passes everything through: no permit, no wait, nothing learnt. Default false.
+    pub fn disabled(self, disabled: bool) -> Self {
+        self.set(|config| config.disabled = disabled)
+    }
+
+    /// The hosts of this gate, to look at and to steer.
+    pub fn hosts(&self) -> Hosts {
+        Hosts::new(Arc::clone(&self.gate))
+    }
+
+    /// A retry policy for a [`tower::retry::RetryLayer`] *inside* this gate. See [`retry::InFlightRetry`].
+    ///
+    /// [`retry::InFlightRetry`]: crate::retry::InFlightRetry
+    #[cfg(feature = "retry")]
+    pub fn in_flight_retry(&self) -> crate::retry::InFlightRetry {
+        crate::retry::InFlightRetry::new(Arc::clone(&self.gate))
+    }
+}
+
+impl<S> Layer<S> for HostGateLayer {
+    type Service = HostGate<S>;
+
+    fn layer(&self, inner: S) -> HostGate<S> {
+        HostGate::new(inner, Arc::clone(&self.gate))
+    }
+}

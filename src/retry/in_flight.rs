@@ -1,0 +1,111 @@
+//! ADR-0015: one bounded retry within a request.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::{Request, Response};
+use tokio::time::{Sleep, sleep};
+use tower::retry::Policy;
+
+use super::may_repeat;
+use crate::extensions::SentAt;
+use crate::gate::{Gate, Refused};
+use crate::pace::Time;
+use crate::verdict::Outcome;
+
+/// Retry policy for a [`RetryLayer`](tower::retry::RetryLayer) **inside** the gate it was made from
+/// ([`HostGateLayer::in_flight_retry`]).
+///
+/// Exactly two attempts. After a 429 or 503 (403 for safe methods only) it waits for what the server asked, at most 5 s,
+/// or 500 ms, with the permit held throughout, and sends once more. The first refusal is reported to the gate at once, so
+/// siblings cool down meanwhile; both refusals of one request are one event. The request never waits on the cooldown it
+/// has caused.
+///
+/// These 5 s and the gate's `max_cooldown` are two numbers on purpose: whoever retries here holds a permit, and a long
+/// wait would keep all its siblings waiting.
+///
+/// ```
+/// use tower::{ServiceBuilder, retry::RetryLayer};
+/// use tower_host_gate::HostGateLayer;
+/// # use std::convert::Infallible;
+/// # async fn fetch(_: http::Request<String>) -> Result<http::Response<String>, Infallible> { unimplemented!() }
+///
+/// let gate = HostGateLayer::new();
+/// let client = ServiceBuilder::new()
+///     .layer(gate.clone())
+///     .layer(RetryLayer::new(gate.in_flight_retry()))
+///     .service_fn(fetch);
+/// ```
+///
+/// The layers between gate and retry must leave the URI alone: the host is read from it again. Requests are cloned, so
+/// their bodies have to be `Clone`.
+///
+/// [`HostGateLayer::in_flight_retry`]: crate::HostGateLayer::in_flight_retry
+#[derive(Clone, Debug)]
+pub struct InFlightRetry {
+    gate: Arc<Gate>,
+    base_delay: Duration,
+    max_delay: Duration,
+    /// When the second attempt went out; none has before the first one was refused.
+    resent: Option<Time>,
+}
+
+impl InFlightRetry {
+    pub(crate) fn new(gate: Arc<Gate>) -> Self {
+        Self { gate, base_delay: Duration::from_millis(500), max_delay: Duration::from_secs(5), resent: None }
+    }
+
+    /// The wait before the second attempt when the server names none. Default 500 ms.
+    #[must_use]
+    pub fn base_delay(mut self, delay: Duration) -> Self {
+        self.base_delay = delay;
+        self
+    }
+
+    /// The longest wait before the second attempt. Default 5 s.
+    #[must_use]
+    pub fn max_delay(mut self, delay: Duration) -> Self {
+        self.max_delay = delay;
+        self
+    }
+}
+
+impl<B: Clone, ResB, E> Policy<Request<B>, Response<ResB>, E> for InFlightRetry {
+    type Future = Sleep;
+
+    fn retry(&mut self, request: &mut Request<B>, result: &mut Result<Response<ResB>, E>) -> Option<Sleep> {
+        let response = result.as_ref().ok()?;
+        let config = &self.gate.config;
+        if config.disabled {
+            return None;
+        }
+        let key = config.keying.key(request.uri(), request.headers(), request.extensions())?;
+        let outcome = self.gate.judge(&key, response);
+        if let Some(resent) = self.resent {
+            // A second refusal is for the gate to see, as part of the same event. That a second attempt has succeeded it
+            // cannot see: it knows the request by when it was first sent.
+            if outcome == Outcome::Success {
+                self.gate.succeeded(&key, Some(resent));
+            }
+            return None;
+        }
+        if !may_repeat(request.method(), response.status()) {
+            return None;
+        }
+        let mut asked = None;
+        if let Outcome::Throttled { hint, soft } = outcome {
+            asked = hint;
+            let sent = request.extensions().get().map(|SentAt(sent)| *sent);
+            let (status, headers) = (response.status(), response.headers());
+            let refused = Refused { status, hint, soft, headers, label: None };
+            self.gate.throttled(&key, sent, &refused, Duration::ZERO);
+        }
+        let delay = asked.unwrap_or(self.base_delay).min(self.max_delay);
+        self.resent = Some(self.gate.now().after(delay));
+        Some(sleep(delay))
+    }
+
+    fn clone_request(&mut self, request: &Request<B>) -> Option<Request<B>> {
+        Some(request.clone())
+    }
+}

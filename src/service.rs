@@ -1,0 +1,121 @@
+//! [`HostGate`]: the service around a client.
+
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+use std::{fmt, mem};
+
+use http::{Request, Response};
+use tower_service::Service;
+
+use crate::body::ResponseBody;
+use crate::extensions;
+use crate::future::{BoxError, ResponseFuture};
+use crate::gate::{Gate, Permit, Terms, Waiter};
+use crate::host::HostKey;
+
+/// A client service behind a gate. Made by [`HostGateLayer`](crate::HostGateLayer).
+///
+/// `poll_ready` is always ready: a request acquires its host's permit first, in its own future, and only then readies its
+/// own clone of the inner service. So a host that is held back never keeps another one waiting, and nothing of the inner
+/// service is reserved while a request waits. A limit over all hosts therefore belongs *below* the gate.
+///
+/// # Errors
+///
+/// [`RateLimited`](crate::RateLimited) when the request is shed, else the inner service's own errors, untouched; both
+/// in a box that downcasts.
+///
+/// # Cancel safety
+///
+/// Dropping the future or the response body at any moment leaves nothing behind: no permit, no booking, no place in the
+/// queue. A future that is never polled may hold its permit until it is dropped, but no place in the queue.
+#[derive(Clone)]
+pub struct HostGate<S> {
+    inner: S,
+    gate: Arc<Gate>,
+}
+
+impl<S> HostGate<S> {
+    pub(crate) fn new(inner: S, gate: Arc<Gate>) -> Self {
+        Self { inner, gate }
+    }
+
+    /// The service inside.
+    pub fn get_ref(&self) -> &S {
+        &self.inner
+    }
+
+    /// The service inside.
+    pub fn get_mut(&mut self) -> &mut S {
+        &mut self.inner
+    }
+
+    /// Takes the gate off.
+    pub fn into_inner(self) -> S {
+        self.inner
+    }
+}
+
+impl<S, B, ResB> Service<Request<B>> for HostGate<S>
+where
+    S: Service<Request<B>, Response = Response<ResB>> + Clone,
+    S::Error: Into<BoxError>,
+    ResB: http_body::Body,
+{
+    type Response = Response<ResponseBody<ResB>>;
+    type Error = BoxError;
+    type Future = ResponseFuture<S, B>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<B>) -> Self::Future {
+        let Some(key) = self.key(&request) else {
+            return self.start(None, Terms::default(), request);
+        };
+        let terms = extensions::terms(request.extensions());
+        match self.gate.try_enter(&key, &terms) {
+            Some(permit) => match permit.send(false, &terms) {
+                Ok(permit) => self.start(Some(permit), terms, request),
+                Err(waiter) => ResponseFuture::waiting(waiter, self.inner.clone(), request),
+            },
+            None => {
+                let waiter = Waiter::new(Arc::clone(&self.gate), key, terms);
+                ResponseFuture::waiting(Box::new(waiter), self.inner.clone(), request)
+            }
+        }
+    }
+}
+
+impl<S> HostGate<S> {
+    /// `None` for a request that passes ungated.
+    fn key<B>(&self, request: &Request<B>) -> Option<HostKey> {
+        if self.gate.config.disabled {
+            return None;
+        }
+        self.gate.config.keying.key(request.uri(), request.headers(), request.extensions())
+    }
+
+    /// Calls the inner service if that is ready; else leaves it to the future, which then owns the polled instance: left
+    /// in place it would keep whatever it has reserved for ever.
+    fn start<B, ResB>(&mut self, permit: Option<Permit>, terms: Terms, request: Request<B>) -> ResponseFuture<S, B>
+    where
+        S: Service<Request<B>, Response = Response<ResB>> + Clone,
+        S::Error: Into<BoxError>,
+    {
+        match self.inner.poll_ready(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(Ok(())) => ResponseFuture::call(&mut self.inner, permit, request),
+            Poll::Ready(Err(error)) => ResponseFuture::failed(error.into()),
+            Poll::Pending => {
+                let fresh = self.inner.clone();
+                ResponseFuture::readying(permit, terms, mem::replace(&mut self.inner, fresh), request)
+            }
+        }
+    }
+}
+
+impl<S: fmt::Debug> fmt::Debug for HostGate<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("HostGate").field("inner", &self.inner).finish_non_exhaustive()
+    }
+}
