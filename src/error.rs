@@ -76,6 +76,13 @@ impl Reason {
     }
 }
 
+#[cfg(feature = "serde")]
+impl serde::Serialize for Reason {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.as_str())
+    }
+}
+
 impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(self.as_str())
@@ -180,7 +187,7 @@ impl serde::Serialize for RateLimited {
             retry_after: u64,
             asked: Option<u64>,
             raw_hint: Option<&'a str>,
-            reason: &'static str,
+            reason: Reason,
             status: Option<u16>,
             streak: u32,
             throttled_for: Option<u64>,
@@ -191,7 +198,7 @@ impl serde::Serialize for RateLimited {
             retry_after: self.retry_after_secs(),
             asked: self.asked().map(whole_seconds),
             raw_hint: self.raw_hint(),
-            reason: self.0.reason.as_str(),
+            reason: self.0.reason,
             status: self.status().map(|status| status.as_u16()),
             streak: self.0.streak,
             throttled_for: self.0.throttled_since.map(|since| whole_seconds(since.elapsed())),

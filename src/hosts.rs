@@ -8,7 +8,7 @@ use std::time::Duration;
 use http::{Extensions, HeaderMap, StatusCode, Uri};
 
 use crate::config::Limits;
-use crate::error::RateLimited;
+use crate::error::{RateLimited, Reason};
 use crate::gate::{self, Gate, Terms, Waiter};
 use crate::host::HostKey;
 use crate::verdict::Outcome;
@@ -49,8 +49,10 @@ pub struct HostSnapshot {
     pub queued: usize,
     /// No send before the end of this, because the host refused.
     pub cooldown: Duration,
-    /// No send before the end of this, for whichever reason: cooldown or spacing.
+    /// No send before the end of this: the longer of cooldown and spacing.
     pub next_send: Duration,
+    /// What keeps a request from going now; `None` when nothing does.
+    pub reason: Option<Reason>,
     /// Sends are spaced until the end of this.
     pub warm: Duration,
     /// The learned spacing.

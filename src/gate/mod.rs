@@ -172,7 +172,7 @@ impl Gate {
         let now = self.clock.now();
         let hash = self.table.hash(key);
         let mut shard = self.table.lock(hash);
-        shard.sweep(now);
+        self.table.sweep(&mut shard, now);
         let slot = self.table.slot(&mut shard, hash, key, || self.new_slot(key));
         let result = change(slot, now);
         let wakers = slot.refuse_hopeless(now, &self.config);
@@ -235,16 +235,16 @@ impl Gate {
 
     pub(crate) fn snapshot(&self, key: &HostKey) -> Option<HostSnapshot> {
         let hash = self.table.hash(key);
-        self.table.lock(hash).get(hash, key)?.snapshot(&self.clock)
+        self.table.lock(hash).get(hash, key)?.snapshot(&self.clock, &self.config)
     }
 
     /// The hosts for which `wanted` holds.
     pub(crate) fn snapshots(&self, wanted: impl Fn(&HostKey) -> bool) -> Vec<HostSnapshot> {
         let mut found = Vec::new();
         for mut shard in self.table.shards() {
-            shard.sweep(self.clock.now());
+            self.table.sweep(&mut shard, self.clock.now());
             let slots = shard.iter_mut().filter(|slot| wanted(slot.key()));
-            found.extend(slots.filter_map(|slot| slot.snapshot(&self.clock)));
+            found.extend(slots.filter_map(|slot| slot.snapshot(&self.clock, &self.config)));
         }
         found
     }
@@ -281,3 +281,6 @@ impl fmt::Debug for Gate {
         f.debug_struct("Gate").field("config", &self.config).finish_non_exhaustive()
     }
 }
+
+#[cfg(test)]
+mod tests;

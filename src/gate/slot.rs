@@ -246,7 +246,20 @@ impl Slot {
         })
     }
 
-    pub(super) fn snapshot(&self, clock: &Clock) -> Option<HostSnapshot> {
+    fn kept_by(&self, now: Time, config: &Config) -> Option<Reason> {
+        let pace = self.paced.as_ref().map(|paced| &paced.pace);
+        if pace.is_some_and(|pace| pace.hold_until() > now) {
+            Some(Reason::Cooldown)
+        } else if self.in_flight >= self.concurrency(config) {
+            Some(Reason::InFlight)
+        } else if pace.is_some_and(|pace| pace.ready() > now) {
+            Some(Reason::Spacing)
+        } else {
+            None
+        }
+    }
+
+    pub(super) fn snapshot(&self, clock: &Clock, config: &Config) -> Option<HostSnapshot> {
         let now = clock.now();
         if self.says_nothing(|| now) {
             return None;
@@ -259,6 +272,7 @@ impl Slot {
             queued: self.queue.len(),
             cooldown: paced.map_or(Duration::ZERO, |paced| paced.pace.hold_until().since(now)),
             next_send: paced.map_or(Duration::ZERO, |paced| paced.pace.ready().since(now)),
+            reason: self.kept_by(now, config),
             warm: paced.map_or(Duration::ZERO, |paced| paced.pace.warm_until().since(now)),
             gap: Duration::ZERO,
             streak: paced.map_or(0, |paced| paced.pace.streak()),

@@ -64,6 +64,16 @@ impl Table {
             Entry::Vacant(entry) => entry.insert(make()).into_mut(),
         }
     }
+
+    /// Drops the hosts of a shard that have gone cold since anybody looked. Called by whoever has read the clock anyway.
+    pub(super) fn sweep(&self, shard: &mut Shard, now: Time) {
+        if now >= shard.sweep_at {
+            shard.sweep_at = now.after(SWEEP_EVERY);
+            shard.slots.retain(|slot| !slot.says_nothing(|| now));
+            // Twice the room, so that a steady number of hosts does not grow and shrink the table in turn.
+            shard.slots.shrink_to(shard.slots.len() * 2, |slot| self.hash(slot.key()));
+        }
+    }
 }
 
 /// No caller's code runs under the lock, so a poisoned one guards nothing half-done.
@@ -83,14 +93,6 @@ impl Shard {
     pub(super) fn remove(&mut self, hash: u64, key: &HostKey) {
         if let Ok(entry) = self.slots.find_entry(hash, |slot| slot.key() == key) {
             entry.remove();
-        }
-    }
-
-    /// Drops the hosts that have gone cold since anybody looked. Called by whoever has read the clock anyway.
-    pub(super) fn sweep(&mut self, now: Time) {
-        if now >= self.sweep_at {
-            self.sweep_at = now.after(SWEEP_EVERY);
-            self.slots.retain(|slot| !slot.says_nothing(|| now));
         }
     }
 }

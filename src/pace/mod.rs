@@ -60,3 +60,6 @@ impl Time {
         Duration::from_nanos(self.0.saturating_sub(earlier.0))
     }
 }
+
+#[cfg(test)]
+mod tests;

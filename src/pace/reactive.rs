@@ -120,7 +120,7 @@ impl Reactive {
 }
 
 /// `base * 2^(streak - 1)`, saturating.
-fn escalate(base: Duration, streak: u32) -> Duration {
+pub(super) fn escalate(base: Duration, streak: u32) -> Duration {
     // Ninety-six doublings take any duration but zero to the end of the scale.
     (1..streak.min(96)).fold(base, |hold, _| hold.saturating_mul(2))
 }

@@ -15,8 +15,8 @@ use crate::extensions::Again;
 /// pacing is the wait; what it has waited before is subtracted from its budget, so two attempts share one. When the
 /// budget does not reach, the caller gets [`RateLimited`](crate::RateLimited).
 ///
-/// Repeats a refusal the gate has judged, 429 and 5xx with any method, 403 with safe ones only and without a hint only
-/// once. Never repeats a request that was shed, nor a transport error.
+/// Repeats what the gate has judged to be a refusal: 429 and 503 with any method, others with safe ones only, a 403
+/// without a hint only once. Never repeats a request that was shed, nor a transport error.
 ///
 /// ```
 /// use tower::{ServiceBuilder, retry::RetryLayer};
@@ -50,8 +50,8 @@ impl<B: Clone, ResB, E> Policy<Request<B>, Response<ResB>, E> for GateRetry {
     fn retry(&mut self, request: &mut Request<B>, result: &mut Result<Response<ResB>, E>) -> Option<Ready<()>> {
         let response = result.as_ref().ok()?;
         let throttled = response.extensions().get::<Throttled>()?;
-        let repeatable = response.status().is_server_error() || may_repeat(request.method(), response.status());
-        if self.left == 0 || !repeatable || (throttled.soft && self.softly_refused) {
+        if self.left == 0 || !may_repeat(request.method(), response.status()) || (throttled.soft && self.softly_refused)
+        {
             return None;
         }
         self.left -= 1;

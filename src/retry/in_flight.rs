@@ -3,20 +3,21 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::{Request, Response};
+use http::{Request, Response, StatusCode};
 use tokio::time::{Sleep, sleep};
 use tower::retry::Policy;
 
 use super::may_repeat;
 use crate::extensions::SentAt;
 use crate::gate::{Gate, Refused};
+use crate::observe::Label;
 use crate::pace::Time;
 use crate::verdict::Outcome;
 
 /// Retry policy for a [`RetryLayer`](tower::retry::RetryLayer) **inside** the gate it was made from
 /// ([`HostGateLayer::in_flight_retry`]).
 ///
-/// Exactly two attempts. After a 429 or 503 (403 for safe methods only) it waits for what the server asked, at most 5 s,
+/// Exactly two attempts. After a 429 or 503 (another refusal, such as 403, for safe methods only) it waits for what the server asked, at most 5 s,
 /// or 500 ms, with the permit held throughout, and sends once more. The first refusal is reported to the gate at once, so
 /// siblings cool down meanwhile; both refusals of one request are one event. The request never waits on the cooldown it
 /// has caused.
@@ -89,7 +90,9 @@ impl<B: Clone, ResB, E> Policy<Request<B>, Response<ResB>, E> for InFlightRetry 
             }
             return None;
         }
-        if !may_repeat(request.method(), response.status()) {
+        let refused =
+            matches!(outcome, Outcome::Throttled { .. }) || response.status() == StatusCode::SERVICE_UNAVAILABLE;
+        if !refused || !may_repeat(request.method(), response.status()) {
             return None;
         }
         let mut asked = None;
@@ -97,7 +100,8 @@ impl<B: Clone, ResB, E> Policy<Request<B>, Response<ResB>, E> for InFlightRetry 
             asked = hint;
             let sent = request.extensions().get().map(|SentAt(sent)| *sent);
             let (status, headers) = (response.status(), response.headers());
-            let refused = Refused { status, hint, soft, headers, label: None };
+            let label = request.extensions().get().map(|Label(label)| *label);
+            let refused = Refused { status, hint, soft, headers, label };
             self.gate.throttled(&key, sent, &refused, Duration::ZERO);
         }
         let delay = asked.unwrap_or(self.base_delay).min(self.max_delay);

@@ -11,11 +11,7 @@ use http::{Method, StatusCode};
 pub use gate_retry::GateRetry;
 pub use in_flight::InFlightRetry;
 
-/// A 429 or 503 was not acted upon, so any method may be sent again. A 403 may have been, so only a safe one may.
+/// A 429 or 503 was not acted upon, so any method may be sent again. Anything else may have been: only a safe one may.
 fn may_repeat(method: &Method, status: StatusCode) -> bool {
-    match status {
-        StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE => true,
-        StatusCode::FORBIDDEN => method.is_safe(),
-        _ => false,
-    }
+    matches!(status, StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE) || method.is_safe()
 }
