@@ -77,3 +77,8 @@ pub use observe::{Label, Observer};
 pub use pace::Pacing;
 pub use service::HostGate;
 pub use verdict::{Outcome, RetryAfterUnit, Verdict};
+
+/// The README's code, compiled.
+#[cfg(all(doctest, feature = "tower-http"))]
+#[doc = include_str!("../README.md")]
+struct Readme;
