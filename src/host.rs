@@ -2,6 +2,7 @@
 //!
 //! Pure text work; nothing here knows of tower, tokio or a lock.
 
+use std::borrow::Cow;
 use std::fmt::{self, Write as _};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::net::Ipv6Addr;
@@ -93,22 +94,28 @@ impl HostKey {
     }
 }
 
-/// Reads `host`, `host:port` or a URL. Without a port and without a scheme the key is the bare name, which the functions
+/// Reads `host`, `host:port`, a bare IP address or a URL. Without a port and without a scheme the key is the bare name, which the functions
 /// that take a host by name understand as "all its ports". Unicode names become their A-label (feature `idna`).
 impl FromStr for HostKey {
     type Err = InvalidHost;
 
     fn from_str(text: &str) -> Result<Self, InvalidHost> {
         let text = text.trim();
-        let (scheme, rest) = text.split_once("://").map_or((None, text), |(s, rest)| (Some(s), rest));
-        let authority = rest.split(['/', '?', '#']).next().unwrap_or_default();
-        let port = scheme.and_then(|s| default_port(&s.to_ascii_lowercase()));
-        let key = if authority.is_ascii() {
-            normal(authority, Port::Or(port))
-        } else {
-            to_ascii(authority).and_then(|ascii| normal(&ascii, Port::Or(port)))
+        if let Ok(address) = text.parse::<Ipv6Addr>() {
+            return Ok(Self::new(format!("[{address}]")));
+        }
+        let (scheme, authority) = match text.split_once("://") {
+            Some((scheme, rest)) => (Some(scheme.to_ascii_lowercase()), rest.split(['/', '?', '#']).next()),
+            None => (None, Some(text)),
         };
-        key.filter(|key| key.as_bytes().iter().all(u8::is_ascii_graphic)).ok_or(InvalidHost(()))
+        let ascii = to_ascii(authority.unwrap_or_default()).ok_or(InvalidHost(()))?;
+        let (host, port) = split(&ascii).ok_or(InvalidHost(()))?;
+        let printable = |b: u8| b.is_ascii_graphic() && !b"/?#\\".contains(&b);
+        if !host.bytes().all(printable) || !port.bytes().all(|b| b.is_ascii_digit()) {
+            return Err(InvalidHost(()));
+        }
+        let default = scheme.and_then(|scheme| default_port(&scheme));
+        normal(&ascii, Port::Or(default)).ok_or(InvalidHost(()))
     }
 }
 
@@ -202,26 +209,15 @@ fn default_port(scheme: &str) -> Option<u16> {
 
 /// `[userinfo@]host[:port]` in its normal form; `None` where there is no host in it.
 fn normal(authority: &str, port: Port) -> Option<HostKey> {
-    let authority = authority.rsplit_once('@').map_or(authority, |(_, rest)| rest);
+    let (host, port_text) = split(authority)?;
     let mut buffer = Buffer::default();
-    let port_text = if let Some(rest) = authority.strip_prefix('[') {
-        let (address, rest) = rest.split_once(']')?;
-        buffer.push("[");
-        match address.parse::<Ipv6Addr>() {
-            Ok(address) => write!(buffer, "{address}").ok()?,
-            Err(_) => buffer.push(address),
-        }
-        buffer.push("]");
-        rest.strip_prefix(':').unwrap_or_default()
-    } else {
-        let (host, port_text) = authority.split_once(':').unwrap_or((authority, ""));
-        let host = host.strip_suffix('.').unwrap_or(host);
-        if host.is_empty() {
-            return None;
-        }
-        buffer.push(host);
-        port_text
-    };
+    match host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).map(str::parse::<Ipv6Addr>) {
+        Some(Ok(address)) => write!(buffer, "[{address}]").ok()?,
+        _ => buffer.push(host.strip_suffix('.').unwrap_or(host)),
+    }
+    if buffer.is_empty() {
+        return None;
+    }
     buffer.make_ascii_lowercase();
     if let Port::Or(default) = port {
         buffer.push_port(port_text, default);
@@ -229,19 +225,34 @@ fn normal(authority: &str, port: Port) -> Option<HostKey> {
     Some(buffer.finish())
 }
 
-#[cfg(feature = "idna")]
-fn to_ascii(authority: &str) -> Option<String> {
+/// Host (an IPv6 address with its brackets) and port text, without the user info.
+fn split(authority: &str) -> Option<(&str, &str)> {
     let authority = authority.rsplit_once('@').map_or(authority, |(_, rest)| rest);
-    let (host, port) = authority.split_once(':').map_or((authority, None), |(h, p)| (h, Some(p)));
-    let host = idna::domain_to_ascii(host).ok()?;
-    Some(match port {
-        Some(port) => format!("{host}:{port}"),
-        None => host,
-    })
+    let end = match authority.starts_with('[') {
+        true => authority.find(']')? + 1,
+        false => authority.find(':').unwrap_or(authority.len()),
+    };
+    let (host, rest) = authority.split_at(end);
+    Some((host, rest.strip_prefix(':').unwrap_or(rest)))
+}
+
+/// The A-label form of a Unicode name.
+fn to_ascii(authority: &str) -> Option<Cow<'_, str>> {
+    if authority.is_ascii() {
+        return Some(Cow::Borrowed(authority));
+    }
+    let (host, port) = split(authority)?;
+    let host = a_label(host)?;
+    Some(if port.is_empty() { host.into() } else { format!("{host}:{port}").into() })
+}
+
+#[cfg(feature = "idna")]
+fn a_label(host: &str) -> Option<String> {
+    idna::domain_to_ascii(host).ok()
 }
 
 #[cfg(not(feature = "idna"))]
-fn to_ascii(_: &str) -> Option<String> {
+fn a_label(_: &str) -> Option<String> {
     None
 }
 
@@ -271,6 +282,10 @@ impl Buffer {
             self.long.push_str(std::str::from_utf8(&self.short[..self.len]).unwrap_or_default());
         }
         self.long.push_str(text);
+    }
+
+    fn is_empty(&self) -> bool {
+        self.len == 0 && self.long.is_empty()
     }
 
     fn push_port(&mut self, text: &str, default: Option<u16>) {

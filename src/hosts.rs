@@ -88,37 +88,43 @@ impl Hosts {
 
     /// One host, `None` when there is nothing to say of it. Of several ports under one name, the one held longest.
     pub fn get(&self, host: &str) -> Option<HostSnapshot> {
-        let key = host.parse::<HostKey>().ok()?;
-        self.gate.snapshot(&key).or_else(|| {
-            let ports = self.gate.snapshots(|known| is_port_of(known, &key));
-            ports.into_iter().max_by_key(|port| port.next_send)
-        })
+        self.snapshots(host).into_iter().max_by_key(|snapshot| snapshot.next_send)
     }
 
     /// Holds a host back for this long, as a refusal that asked for it would: only ever extends a hold, is capped at
     /// `max_cooldown`, and leaves the host warm. Zero does nothing. A name without a port means the ports known and the
     /// default ports 80 and 443.
     pub fn penalize(&self, host: &str, duration: Duration) {
-        for key in self.keys(host, true) {
+        let mut keys = self.known(host);
+        match host.parse::<HostKey>() {
+            Ok(key) => {
+                if key.name() == key.as_str() {
+                    keys.extend(["80", "443"].map(|port| HostKey::new(format!("{key}:{port}"))));
+                }
+                keys.push(key);
+            }
+            Err(_) => keys.push(HostKey::new(host)),
+        }
+        keys.sort();
+        keys.dedup();
+        for key in keys {
             self.gate.penalize(&key, duration);
         }
     }
 
     /// Forgets cooldown, warmth and streak of a host. Requests in flight and waiting stay, and the next may go at once.
     pub fn clear(&self, host: &str) {
-        for key in self.keys(host, false) {
+        for key in self.known(host) {
             self.gate.clear(&key);
         }
     }
 
     /// Changes the settings of one host, at once, for waiting requests too. Replaces what was set for the same text
     /// before; [`Limits::default`] goes back to the layer's. `host:port` wins over the name. A cap lowered below what is
-    /// in flight takes nothing away; it holds from the next admission on. A text that names no host changes nothing and
-    /// logs a warning.
+    /// in flight takes nothing away; it holds from the next admission on.
     pub fn set_limits(&self, host: &str, limits: Limits) {
-        match host.parse::<HostKey>() {
-            Ok(key) => self.gate.set_limits(key, limits),
-            Err(error) => tracing::warn!(host = %HostKey::new(host), %error, "set_limits: limits ignored"),
+        for key in named(host) {
+            self.gate.set_limits(key, limits.clone());
         }
     }
 
@@ -183,25 +189,24 @@ impl Hosts {
         Some(Waiter::new(Arc::clone(&self.gate), key, terms))
     }
 
-    /// The keys that a text means: itself, or the ports of a bare name.
-    fn keys(&self, host: &str, with_default_ports: bool) -> Vec<HostKey> {
-        let Ok(named) = host.parse::<HostKey>() else {
-            return Vec::new();
-        };
-        let known = self.gate.snapshots(|known| is_port_of(known, &named));
-        let mut keys: Vec<_> = known.into_iter().map(|snapshot| snapshot.host).collect();
-        if named.name() == named.as_str() && with_default_ports {
-            keys.extend(["80", "443"].map(|port| HostKey::new(format!("{named}:{port}"))));
-        }
-        keys.push(named);
-        keys.sort();
-        keys.dedup();
-        keys
+    /// What is known of the hosts that a text means.
+    fn snapshots(&self, text: &str) -> Vec<HostSnapshot> {
+        let names = named(text);
+        self.gate.snapshots(|known| names.iter().any(|name| known == name || known.name() == name.as_str()))
+    }
+
+    fn known(&self, text: &str) -> Vec<HostKey> {
+        self.snapshots(text).into_iter().map(|snapshot| snapshot.host).collect()
     }
 }
 
-fn is_port_of(known: &HostKey, name: &HostKey) -> bool {
-    known.name() == name.as_str()
+/// The keys that a text may stand for: the host in it, and the text itself, which is a key where keying is the caller's.
+pub(crate) fn named(text: &str) -> Vec<HostKey> {
+    let literal = HostKey::new(text);
+    match text.parse::<HostKey>() {
+        Ok(key) if key != literal => vec![literal, key],
+        _ => vec![literal],
+    }
 }
 
 fn poll_sent(waiter: &mut Waiter, cx: &mut Context<'_>) -> Poll<Result<Permit, RateLimited>> {

@@ -9,8 +9,8 @@ use tower_layer::Layer;
 
 use crate::config::{Config, ConfigError, Limits, OnShed, PermitUntil};
 use crate::gate::Gate;
-use crate::host::{HostKey, Keying};
-use crate::hosts::Hosts;
+use crate::host::Keying;
+use crate::hosts::{Hosts, named};
 use crate::observe::Observer;
 use crate::pace::Pacing;
 use crate::service::HostGate;
@@ -168,18 +168,11 @@ impl HostGateLayer {
         self.set(|config| config.final_uri = Some(Arc::new(hook)))
     }
 
-    /// Settings for one host. A name without a port means all its ports; `host:port` is exact and wins over it. Can be
-    /// changed later with [`Hosts::set_limits`]. A text that is no host name sets nothing and logs a warning.
+    /// Settings for one host. A name without a port means all its ports; `host:port` is exact and wins over it. A key of
+    /// your own [`Keying`] is named by its text. Can be changed later with [`Hosts::set_limits`].
     pub fn per_host(self, host: &str, limits: Limits) -> Self {
-        match host.parse::<HostKey>() {
-            Ok(key) => self.set(|config| {
-                config.per_host.insert(key, Arc::new(limits));
-            }),
-            Err(error) => {
-                tracing::warn!(host = %HostKey::new(host), %error, "per_host: limits ignored");
-                self
-            }
-        }
+        let limits = Arc::new(limits);
+        self.set(|config| config.per_host.extend(named(host).into_iter().map(|key| (key, Arc::clone(&limits)))))
     }
 
     /// Passes everything through: no permit, no wait, nothing learnt. Default false.

@@ -167,6 +167,19 @@ impl Gate {
         Throttled { retry_after: hold, streak, waited, soft: refused.soft }
     }
 
+    /// A retry below the gate will send at this instant: the next send keeps its distance to that one.
+    #[cfg(feature = "retry")]
+    pub(crate) fn resend(&self, key: &HostKey, at: Time) {
+        let hash = self.table.hash(key);
+        let mut shard = self.table.lock(hash);
+        if let Some(slot) = shard.get(hash, key) {
+            let rules = slot.rules(&self.config);
+            if let Some(paced) = &mut slot.paced {
+                paced.pace.sent(at, &rules);
+            }
+        }
+    }
+
     /// Changes the pace of a host for the worse.
     fn hold<T>(&self, key: &HostKey, change: impl FnOnce(&mut Slot, Time) -> T) -> T {
         let now = self.clock.now();
@@ -231,11 +244,6 @@ impl Gate {
             drop(shard);
             wakers.into_iter().for_each(Waker::wake);
         }
-    }
-
-    pub(crate) fn snapshot(&self, key: &HostKey) -> Option<HostSnapshot> {
-        let hash = self.table.hash(key);
-        self.table.lock(hash).get(hash, key)?.snapshot(&self.clock, &self.config)
     }
 
     /// The hosts for which `wanted` holds.

@@ -80,7 +80,8 @@ impl<B: Clone, ResB, E> Policy<Request<B>, Response<ResB>, E> for InFlightRetry 
         if config.disabled {
             return None;
         }
-        let key = config.keying.key(request.uri(), request.headers(), request.extensions())?;
+        let asked = config.keying.key(request.uri(), request.headers(), request.extensions())?;
+        let key = self.gate.final_host(&asked, response.extensions()).unwrap_or(asked);
         let outcome = self.gate.judge(&key, response);
         if let Some(resent) = self.resent {
             // A second refusal is for the gate to see, as part of the same event. That a second attempt has succeeded it
@@ -95,17 +96,19 @@ impl<B: Clone, ResB, E> Policy<Request<B>, Response<ResB>, E> for InFlightRetry 
         if !refused || !may_repeat(request.method(), response.status()) {
             return None;
         }
-        let mut asked = None;
+        let mut wait = None;
         if let Outcome::Throttled { hint, soft } = outcome {
-            asked = hint;
+            wait = hint;
             let sent = request.extensions().get().map(|SentAt(sent)| *sent);
             let (status, headers) = (response.status(), response.headers());
             let label = request.extensions().get().map(|Label(label)| *label);
             let refused = Refused { status, hint, soft, headers, label };
             self.gate.throttled(&key, sent, &refused, Duration::ZERO);
         }
-        let delay = asked.unwrap_or(self.base_delay).min(self.max_delay);
-        self.resent = Some(self.gate.now().after(delay));
+        let delay = wait.unwrap_or(self.base_delay).min(self.max_delay);
+        let resent = self.gate.now().after(delay);
+        self.gate.resend(&key, resent);
+        self.resent = Some(resent);
         Some(sleep(delay))
     }
 
