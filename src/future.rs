@@ -117,14 +117,14 @@ where
                         *late = true;
                         return Poll::Pending;
                     };
-                    let Taken::Readying { permit, terms, late, mut inner, request } =
+                    let Taken::Readying { mut permit, terms, late, mut inner, request } =
                         state.as_mut().project_replace(State::Done)
                     else {
                         unreachable!("the state was just looked at");
                     };
                     readied.map_err(Into::into)?;
-                    match permit.map(|permit| permit.send(late, &terms)).transpose() {
-                        Ok(permit) => state.set(State::call(&mut inner, permit, request)),
+                    match permit.as_mut().map_or(Ok(()), |permit| permit.send(late, &terms)) {
+                        Ok(()) => state.set(State::call(&mut inner, permit, request)),
                         Err(waiter) => {
                             // The readied instance goes, so that whatever it has reserved is free while we wait.
                             let fresh = inner.clone();
@@ -136,11 +136,13 @@ where
                 StateProj::Calling { future, permit, head_only } => {
                     let response = ready!(future.poll(cx));
                     let (permit, head_only) = (permit.take(), *head_only);
-                    state.set(State::Done);
-                    return Poll::Ready(match response {
+                    let result = match response {
                         Ok(response) => Ok(pass(permit, head_only, response)),
                         Err(error) => Err(error.into()),
-                    });
+                    };
+                    // Not before the gate has heard of a refusal: what the inner future frees may set off the next send.
+                    state.set(State::Done);
+                    return Poll::Ready(result);
                 }
                 StateProj::Failed { .. } => {
                     let Taken::Failed { error } = state.as_mut().project_replace(State::Done) else {
@@ -181,16 +183,15 @@ fn pass<ResB: Body>(
 }
 
 fn settle<ResB>(permit: &Permit, response: &Response<ResB>) -> Option<Throttled> {
-    let (gate, asked) = (permit.gate(), permit.key());
-    let (status, headers) = (response.status(), response.headers());
-    match gate.final_host(asked, response.extensions()) {
-        None => permit.settle(asked, gate.judge(asked, response), status, headers),
-        Some(answered) => {
-            // The host that was asked has answered too: with a redirect.
-            permit.settle(asked, Outcome::Success, status, headers);
-            permit.settle(&answered, gate.judge(&answered, response), status, headers)
-        }
+    let gate = permit.gate();
+    let (status, headers, extensions) = (response.status(), response.headers(), response.extensions());
+    let elsewhere = gate.final_host(|| permit.key(), extensions);
+    if elsewhere.is_some() {
+        // The host that was asked has answered too: with a redirect.
+        permit.settle(None, Outcome::Success, status, headers);
     }
+    let outcome = gate.judge(|| elsewhere.clone().or_else(|| permit.key()), status, headers, extensions);
+    permit.settle(elsewhere.as_ref(), outcome, status, headers)
 }
 
 fn shed<ResB>(gate: &Gate, error: RateLimited) -> Result<Response<ResponseBody<ResB>>, BoxError> {

@@ -150,6 +150,12 @@ impl std::error::Error for InvalidHost {}
 pub trait Keying: Send + Sync + 'static {
     /// The key of the request, `None` to let it pass ungated.
     fn key(&self, uri: &Uri, headers: &HeaderMap, extensions: &Extensions) -> Option<HostKey>;
+
+    /// Whether every key is a host in its normal form, as [`By`]'s are. Then limits set for any other text are a mistake,
+    /// and are logged as one. Default false.
+    fn is_by_host(&self) -> bool {
+        false
+    }
 }
 
 impl<F> Keying for F
@@ -190,6 +196,10 @@ impl Keying for By {
         };
         normal(authority, port)
     }
+
+    fn is_by_host(&self) -> bool {
+        true
+    }
 }
 
 /// Whether the port belongs to the key, and which one does where the text has none.
@@ -209,6 +219,14 @@ fn default_port(scheme: &str) -> Option<u16> {
 
 /// `[userinfo@]host[:port]` in its normal form; `None` where there is no host in it.
 fn normal(authority: &str, port: Port) -> Option<HostKey> {
+    if is_plain(authority.as_bytes()) {
+        let mut buffer = Buffer::default();
+        buffer.push(authority);
+        if let Port::Or(default) = port {
+            buffer.push_port("", default);
+        }
+        return Some(buffer.finish());
+    }
     let (host, port_text) = split(authority)?;
     let mut buffer = Buffer::default();
     match host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).map(str::parse::<Ipv6Addr>) {
@@ -223,6 +241,12 @@ fn normal(authority: &str, port: Port) -> Option<HostKey> {
         buffer.push_port(port_text, default);
     }
     Some(buffer.finish())
+}
+
+/// A host name that is normal as it stands, without a port: the common case, found in one pass.
+fn is_plain(authority: &[u8]) -> bool {
+    let plain = |b: &u8| matches!(b, b'a'..=b'z' | b'0'..=b'9' | b'-' | b'.');
+    authority.last().is_some_and(|last| *last != b'.') && authority.iter().all(plain)
 }
 
 /// Host (an IPv6 address with its brackets) and port text, without the user info.

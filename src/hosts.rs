@@ -10,7 +10,7 @@ use http::{Extensions, HeaderMap, StatusCode, Uri};
 use crate::config::Limits;
 use crate::error::{RateLimited, Reason};
 use crate::gate::{self, Gate, Terms, Waiter};
-use crate::host::HostKey;
+use crate::host::{HostKey, Keying};
 use crate::verdict::Outcome;
 
 /// The hosts of a [`HostGateLayer`](crate::HostGateLayer). Cheap to clone.
@@ -123,7 +123,7 @@ impl Hosts {
     /// before; [`Limits::default`] goes back to the layer's. `host:port` wins over the name. A cap lowered below what is
     /// in flight takes nothing away; it holds from the next admission on.
     pub fn set_limits(&self, host: &str, limits: Limits) {
-        for key in named(host) {
+        for key in named_for_limits(host, &*self.gate.config.keying) {
             self.gate.set_limits(key, limits.clone());
         }
     }
@@ -200,21 +200,31 @@ impl Hosts {
     }
 }
 
-/// The keys that a text may stand for: the host in it, and the text itself, which is a key where keying is the caller's.
+/// The keys that a text may stand for: the host in it, or the text itself where keying is the caller's.
 pub(crate) fn named(text: &str) -> Vec<HostKey> {
     let literal = HostKey::new(text);
     match text.parse::<HostKey>() {
-        Ok(key) if key != literal => vec![literal, key],
-        _ => vec![literal],
+        // A URL is nobody's key, and may hold a password.
+        Ok(key) if key == literal || text.contains("://") || text.contains('@') => vec![key],
+        Ok(key) => vec![key, literal],
+        Err(_) => vec![literal],
     }
+}
+
+/// [`named`], for settings: one that no request can ever match is worth a word.
+pub(crate) fn named_for_limits(text: &str, keying: &dyn Keying) -> Vec<HostKey> {
+    if let (true, Err(error)) = (keying.is_by_host(), text.parse::<HostKey>()) {
+        tracing::warn!(host = %HostKey::new(text), %error, "limits for a host that no request will ever have");
+    }
+    named(text)
 }
 
 fn poll_sent(waiter: &mut Waiter, cx: &mut Context<'_>) -> Poll<Result<Permit, RateLimited>> {
     loop {
-        let permit = std::task::ready!(waiter.poll_admit(cx))?;
+        let mut permit = std::task::ready!(waiter.poll_admit(cx))?;
         let terms = *waiter.terms();
         match permit.send(false, &terms) {
-            Ok(permit) => return Poll::Ready(Ok(Permit(Some(permit)))),
+            Ok(()) => return Poll::Ready(Ok(Permit(Some(permit)))),
             Err(again) => *waiter = *again,
         }
     }
@@ -232,22 +242,21 @@ impl Permit {
     ///
     /// For an HTTP response [`Outcome::of`] says what it means. `Outcome::Throttled` is reported as status 429.
     pub fn settle(self, outcome: Outcome) {
-        self.settle_as(outcome, StatusCode::TOO_MANY_REQUESTS, &HeaderMap::new());
+        if let Some(permit) = &self.0 {
+            permit.settle(None, outcome, StatusCode::TOO_MANY_REQUESTS, &HeaderMap::new());
+        }
     }
 
     /// Judges a response head as the layer would, reports it and gives the permit back.
     pub fn settle_response(self, status: StatusCode, headers: &HeaderMap) {
-        self.settle_as(Outcome::of(status, headers), status, headers);
-    }
-
-    fn settle_as(self, outcome: Outcome, status: StatusCode, headers: &HeaderMap) {
         if let Some(permit) = &self.0 {
-            permit.settle(permit.key(), outcome, status, headers);
+            let outcome = permit.gate().judge(|| permit.key(), status, headers, &Extensions::new());
+            permit.settle(None, outcome, status, headers);
         }
     }
 
     /// The host it is for; `None` when it guards nothing.
-    pub fn host(&self) -> Option<&HostKey> {
-        self.0.as_ref().map(gate::Permit::key)
+    pub fn host(&self) -> Option<HostKey> {
+        self.0.as_ref()?.key()
     }
 }

@@ -10,7 +10,7 @@ use tower_layer::Layer;
 use crate::config::{Config, ConfigError, Limits, OnShed, PermitUntil};
 use crate::gate::Gate;
 use crate::host::Keying;
-use crate::hosts::{Hosts, named};
+use crate::hosts::{Hosts, named_for_limits};
 use crate::observe::Observer;
 use crate::pace::Pacing;
 use crate::service::HostGate;
@@ -172,7 +172,10 @@ impl HostGateLayer {
     /// your own [`Keying`] is named by its text. Can be changed later with [`Hosts::set_limits`].
     pub fn per_host(self, host: &str, limits: Limits) -> Self {
         let limits = Arc::new(limits);
-        self.set(|config| config.per_host.extend(named(host).into_iter().map(|key| (key, Arc::clone(&limits)))))
+        self.set(|config| {
+            let keys = named_for_limits(host, &*config.keying);
+            config.per_host.extend(keys.into_iter().map(|key| (key, Arc::clone(&limits))));
+        })
     }
 
     /// Passes everything through: no permit, no wait, nothing learnt. Default false.

@@ -75,10 +75,7 @@ where
         };
         let terms = extensions::terms(request.extensions());
         match self.gate.try_enter(&key, &terms) {
-            Some(permit) => match permit.send(false, &terms) {
-                Ok(permit) => self.start(Some(permit), terms, request),
-                Err(waiter) => ResponseFuture::waiting(waiter, self.inner.clone(), request),
-            },
+            Some(permit) => self.start(Some(permit), terms, request),
             None => {
                 let waiter = Waiter::new(Arc::clone(&self.gate), key, terms);
                 ResponseFuture::waiting(Box::new(waiter), self.inner.clone(), request)
@@ -98,19 +95,32 @@ impl<S> HostGate<S> {
 
     /// Calls the inner service if that is ready; else leaves it to the future, which then owns the polled instance: left
     /// in place it would keep whatever it has reserved for ever.
-    fn start<B, ResB>(&mut self, permit: Option<Permit>, terms: Terms, request: Request<B>) -> ResponseFuture<S, B>
+    fn start<B, ResB>(&mut self, mut permit: Option<Permit>, terms: Terms, request: Request<B>) -> ResponseFuture<S, B>
     where
         S: Service<Request<B>, Response = Response<ResB>> + Clone,
         S::Error: Into<BoxError>,
     {
         match self.inner.poll_ready(&mut Context::from_waker(Waker::noop())) {
-            Poll::Ready(Ok(())) => ResponseFuture::call(&mut self.inner, permit, request),
-            Poll::Ready(Err(error)) => ResponseFuture::failed(error.into()),
-            Poll::Pending => {
-                let fresh = self.inner.clone();
-                ResponseFuture::readying(permit, terms, mem::replace(&mut self.inner, fresh), request)
+            Poll::Ready(Ok(())) => {}
+            Poll::Ready(Err(error)) => return ResponseFuture::failed(error.into()),
+            Poll::Pending => return ResponseFuture::readying(permit, terms, self.take_inner(), request),
+        }
+        match permit.as_mut().map_or(Ok(()), |permit| permit.send(false, &terms)) {
+            Ok(()) => ResponseFuture::call(&mut self.inner, permit, request),
+            Err(waiter) => {
+                // Refused in between, on another thread: the readied instance goes.
+                drop(self.take_inner());
+                ResponseFuture::waiting(waiter, self.inner.clone(), request)
             }
         }
+    }
+
+    fn take_inner(&mut self) -> S
+    where
+        S: Clone,
+    {
+        let fresh = self.inner.clone();
+        mem::replace(&mut self.inner, fresh)
     }
 }
 

@@ -16,12 +16,12 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::task::Waker;
 use std::time::Duration;
 
-use http::{Extensions, HeaderMap, Response, StatusCode};
+use http::{Extensions, HeaderMap, StatusCode};
 
 use self::clock::Clock;
 pub(crate) use self::permit::Permit;
 use self::slot::{Class, Slot};
-use self::table::Table;
+use self::table::{SlotId, Table};
 pub(crate) use self::waiter::Waiter;
 use crate::config::{Config, Limits, PermitUntil};
 use crate::error::{LastRefusal, Throttled};
@@ -96,14 +96,15 @@ impl Gate {
     pub(crate) fn try_enter(self: &Arc<Self>, key: &HostKey, terms: &Terms) -> Option<Permit> {
         let hash = self.table.hash(key);
         let mut shard = self.table.lock(hash);
-        let slot = self.table.slot(&mut shard, hash, key, || self.new_slot(key));
+        let slot = self.table.slot(&mut shard, hash, key, |id| self.new_slot(id, key));
         if slot.queue.ahead_of_new(terms.class()) > 0 {
             return None;
         }
         let admission = slot.admit(|| self.clock.now(), &self.config).ok()?;
         let until = terms.until.unwrap_or_else(|| slot.permit_until(&self.config));
+        let id = slot.id();
         drop(shard);
-        Some(Permit::new(Arc::clone(self), hash, key.clone(), admission, until, terms, terms.waited_before()))
+        Some(Permit::new(Arc::clone(self), id, admission, until, terms, terms.waited_before()))
     }
 
     #[cfg(feature = "retry")]
@@ -113,21 +114,32 @@ impl Gate {
 
     // --- what responses say ---------------------------------------------------------------------------------------
 
-    pub(crate) fn judge<B>(&self, key: &HostKey, response: &Response<B>) -> Outcome {
-        let (status, headers) = (response.status(), response.headers());
+    /// What a response means. Its host is asked for only where that matters.
+    pub(crate) fn judge(
+        &self,
+        host: impl FnOnce() -> Option<HostKey>,
+        status: StatusCode,
+        headers: &HeaderMap,
+        extensions: &Extensions,
+    ) -> Outcome {
         match &self.config.verdict {
-            Some(verdict) => verdict.judge(status, headers, response.extensions()),
+            Some(verdict) => verdict.judge(status, headers, extensions),
             None => Outcome::judged(status, headers, || {
-                self.limits_of(key).and_then(|limits| limits.retry_after_unit).unwrap_or_default()
+                let limits = host().and_then(|host| self.limits_of(&host));
+                limits.and_then(|limits| limits.retry_after_unit).unwrap_or_default()
             }),
         }
     }
 
     /// The host of a response that came over redirects from elsewhere.
-    pub(crate) fn final_host(&self, request_host: &HostKey, extensions: &Extensions) -> Option<HostKey> {
+    pub(crate) fn final_host(
+        &self,
+        asked: impl FnOnce() -> Option<HostKey>,
+        extensions: &Extensions,
+    ) -> Option<HostKey> {
         let uri = self.config.final_uri.as_ref()?(extensions)?;
         let key = self.config.keying.key(&uri, &HeaderMap::new(), extensions)?;
-        (key != *request_host).then_some(key)
+        (Some(&key) != asked().as_ref()).then_some(key)
     }
 
     pub(crate) fn succeeded(&self, key: &HostKey, sent: Option<Time>) {
@@ -185,12 +197,13 @@ impl Gate {
         let now = self.clock.now();
         let hash = self.table.hash(key);
         let mut shard = self.table.lock(hash);
-        self.table.sweep(&mut shard, now);
-        let slot = self.table.slot(&mut shard, hash, key, || self.new_slot(key));
+        shard.sweep(now);
+        let slot = self.table.slot(&mut shard, hash, key, |id| self.new_slot(id, key));
         let result = change(slot, now);
         let wakers = slot.refuse_hopeless(now, &self.config);
         if slot.says_nothing(|| now) {
-            shard.remove(hash, key);
+            let id = slot.id();
+            shard.remove(id);
         }
         drop(shard);
         wakers.into_iter().for_each(Waker::wake);
@@ -218,7 +231,8 @@ impl Gate {
         slot.paced = None;
         let next = slot.next_waiter(&self.config);
         if slot.says_nothing(|| self.clock.now()) {
-            shard.remove(hash, key);
+            let id = slot.id();
+            shard.remove(id);
         }
         drop(shard);
         next.into_iter().for_each(Waker::wake);
@@ -250,7 +264,7 @@ impl Gate {
     pub(crate) fn snapshots(&self, wanted: impl Fn(&HostKey) -> bool) -> Vec<HostSnapshot> {
         let mut found = Vec::new();
         for mut shard in self.table.shards() {
-            self.table.sweep(&mut shard, self.clock.now());
+            shard.sweep(self.clock.now());
             let slots = shard.iter_mut().filter(|slot| wanted(slot.key()));
             found.extend(slots.filter_map(|slot| slot.snapshot(&self.clock, &self.config)));
         }
@@ -270,8 +284,8 @@ impl Gate {
         map.get(key).or_else(|| map.get(&HostKey::new(key.name()))).cloned()
     }
 
-    fn new_slot(&self, key: &HostKey) -> Slot {
-        Slot::new(key.clone(), self.limits_of(key))
+    fn new_slot(&self, id: SlotId, key: &HostKey) -> Slot {
+        Slot::new(id, key.clone(), self.limits_of(key))
     }
 
     fn warn_of_unread_bodies(&self, key: &HostKey, in_flight: usize) {

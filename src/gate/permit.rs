@@ -2,11 +2,13 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::task::Waker;
 use std::time::Duration;
 
 use http::{HeaderMap, StatusCode};
 
-use super::slot::{Admission, Slot};
+use super::slot::Admission;
+use super::table::SlotId;
 use super::waiter::Waiter;
 use super::{Gate, Refused, Terms};
 use crate::config::PermitUntil;
@@ -20,8 +22,7 @@ use crate::verdict::Outcome;
 /// A permit is a guard: dropped at any moment, on any path, a panic included, it goes back and the next waiter is woken.
 pub(crate) struct Permit {
     gate: Arc<Gate>,
-    hash: u64,
-    key: HostKey,
+    slot: SlotId,
     stage: Stage,
     /// When the request went out; `None` when nothing was recorded of its host then.
     sent: Option<Time>,
@@ -42,14 +43,13 @@ enum Stage {
 impl Permit {
     pub(super) fn new(
         gate: Arc<Gate>,
-        hash: u64,
-        key: HostKey,
+        slot: SlotId,
         admission: Admission,
         until: PermitUntil,
         terms: &Terms,
         waited: Duration,
     ) -> Self {
-        Self { gate, hash, key, stage: Stage::Admitted(admission), sent: None, until, waited, label: terms.label }
+        Self { gate, slot, stage: Stage::Admitted(admission), sent: None, until, waited, label: terms.label }
     }
 
     /// The request is about to go out.
@@ -57,67 +57,72 @@ impl Permit {
     /// `late` says that time has passed since the permit was granted. Then the host may have refused another request
     /// meanwhile, and a send must never go out after a hold it has not waited for: the permit turns back into a place at
     /// the head of the queue.
-    pub(crate) fn send(mut self, late: bool, terms: &Terms) -> Result<Self, Box<Waiter>> {
+    pub(crate) fn send(&mut self, late: bool, terms: &Terms) -> Result<(), Box<Waiter>> {
         let Stage::Admitted(admission) = self.stage else {
-            return Ok(self);
+            return Ok(());
         };
+        self.stage = Stage::Sent;
         if self.gate.config.final_uri.is_some() {
             // A redirect inside may end at another host, whose verdict needs to know when this began.
             self.sent = Some(self.gate.clock.now());
         }
-        if admission == Admission::Paced || late {
-            let gate = Arc::clone(&self.gate);
-            let mut shard = gate.table.lock(self.hash);
-            // Invariant: a slot with a request in flight is never removed.
-            if let Some(slot) = shard.get(self.hash, &self.key) {
-                match slot.send(admission, || gate.clock.now(), &gate.config) {
-                    Ok(at) => {
-                        self.sent = at.or(self.sent);
-                        let next = if admission == Admission::Paced { slot.next_waiter(&gate.config) } else { None };
-                        drop(shard);
-                        next.into_iter().for_each(std::task::Waker::wake);
-                    }
-                    Err(_) => {
-                        self.stage = Stage::Over;
-                        slot.no_longer_unsent(admission);
-                        slot.give_back(false);
-                        let waiter = Waiter::rejoin(&gate, self.hash, slot, *terms, self.waited);
-                        return Err(Box::new(waiter));
-                    }
-                }
+        if admission == Admission::Free && !late {
+            return Ok(());
+        }
+        let gate = Arc::clone(&self.gate);
+        let mut shard = gate.table.lock(self.slot.hash);
+        // Invariant: a slot with a request in flight is never removed.
+        let Some(slot) = shard.by_id(self.slot) else {
+            return Ok(());
+        };
+        match slot.send(admission, || gate.clock.now(), &gate.config) {
+            Ok(at) => {
+                self.sent = at.or(self.sent);
+                let next = if admission == Admission::Paced { slot.next_waiter(&gate.config) } else { None };
+                drop(shard);
+                next.into_iter().for_each(Waker::wake);
+                Ok(())
+            }
+            Err(_) => {
+                self.stage = Stage::Over;
+                slot.no_longer_unsent(admission);
+                slot.give_back(false);
+                Err(Box::new(Waiter::rejoin(&gate, slot, *terms, self.waited)))
             }
         }
-        self.stage = Stage::Sent;
-        Ok(self)
     }
 
     /// The response head is here and its body keeps the permit.
     pub(crate) fn head_arrived(&mut self) {
         self.stage = Stage::Body;
-        self.with_slot(|gate, slot| slot.head_arrived(|| gate.clock.now()));
+        if let Some(slot) = self.gate.table.lock(self.slot.hash).by_id(self.slot) {
+            slot.head_arrived(|| self.gate.clock.now());
+        }
     }
 
-    /// Tells the gate what the response meant for the host of `key`: this permit's, unless a redirect ended elsewhere.
+    /// Tells the gate what the response meant for this permit's host, or for the one where a redirect has ended.
     /// `None` unless it was a refusal.
     pub(crate) fn settle(
         &self,
-        key: &HostKey,
+        elsewhere: Option<&HostKey>,
         outcome: Outcome,
         status: StatusCode,
         headers: &HeaderMap,
     ) -> Option<Throttled> {
+        // A request of which no send was recorded counts as sent before any refusal: its success says nothing.
+        if outcome == Outcome::Neutral || (outcome == Outcome::Success && self.sent.is_none()) {
+            return None;
+        }
+        let key = elsewhere.cloned().or_else(|| self.key())?;
         match outcome {
             Outcome::Neutral => None,
             Outcome::Success => {
-                // A request of which no send was recorded counts as sent before any refusal: nothing to do, no lock.
-                if self.sent.is_some() {
-                    self.gate.succeeded(key, self.sent);
-                }
+                self.gate.succeeded(&key, self.sent);
                 None
             }
             Outcome::Throttled { hint, soft } => {
                 let refused = Refused { status, hint, soft, headers, label: self.label };
-                Some(self.gate.throttled(key, self.sent, &refused, self.waited))
+                Some(self.gate.throttled(&key, self.sent, &refused, self.waited))
             }
         }
     }
@@ -126,8 +131,9 @@ impl Permit {
         &self.gate
     }
 
-    pub(crate) fn key(&self) -> &HostKey {
-        &self.key
+    /// The host. Looked up, because a permit travels with every response and is kept small.
+    pub(crate) fn key(&self) -> Option<HostKey> {
+        self.gate.table.lock(self.slot.hash).by_id(self.slot).map(|slot| slot.key().clone())
     }
 
     pub(crate) fn until(&self) -> PermitUntil {
@@ -137,11 +143,6 @@ impl Permit {
     /// When the request went out, for a retry policy below that reports on its own.
     pub(crate) fn sent_at(&self) -> Option<Time> {
         self.sent
-    }
-
-    fn with_slot<T>(&self, act: impl FnOnce(&Gate, &mut Slot) -> T) -> Option<T> {
-        let mut shard = self.gate.table.lock(self.hash);
-        shard.get(self.hash, &self.key).map(|slot| act(&self.gate, slot))
     }
 }
 
@@ -154,23 +155,23 @@ impl Drop for Permit {
             Stage::Over => return,
         };
         let gate = &*self.gate;
-        let mut shard = gate.table.lock(self.hash);
-        let Some(slot) = shard.get(self.hash, &self.key) else {
+        let mut shard = gate.table.lock(self.slot.hash);
+        let Some(slot) = shard.by_id(self.slot) else {
             return;
         };
         slot.no_longer_unsent(admission);
         slot.give_back(body);
         let next = slot.next_waiter(&gate.config);
         if slot.says_nothing(|| gate.clock.now()) {
-            shard.remove(self.hash, &self.key);
+            shard.remove(self.slot);
         }
         drop(shard);
-        next.into_iter().for_each(std::task::Waker::wake);
+        next.into_iter().for_each(Waker::wake);
     }
 }
 
 impl fmt::Debug for Permit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Permit").field("host", &self.key).field("stage", &self.stage).finish_non_exhaustive()
+        f.debug_struct("Permit").field("host", &self.key()).field("stage", &self.stage).finish_non_exhaustive()
     }
 }

@@ -8,6 +8,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::clock::Clock;
+use super::table::SlotId;
 use crate::config::{Config, Limits, PermitUntil};
 use crate::error::{Details, LastRefusal, RateLimited, Reason};
 use crate::host::HostKey;
@@ -16,6 +17,7 @@ use crate::pace::{Reactive, Rules, Time};
 
 #[derive(Debug)]
 pub(super) struct Slot {
+    id: SlotId,
     key: HostKey,
     /// What was set for this host; `None` is the layer's.
     pub(super) limits: Option<Arc<Limits>>,
@@ -67,8 +69,12 @@ pub(super) struct Outlook {
 }
 
 impl Slot {
-    pub(super) fn new(key: HostKey, limits: Option<Arc<Limits>>) -> Self {
-        Self { key, limits, in_flight: 0, bodies: 0, unsent: 0, queue: Queue::default(), paced: None }
+    pub(super) fn new(id: SlotId, key: HostKey, limits: Option<Arc<Limits>>) -> Self {
+        Self { id, key, limits, in_flight: 0, bodies: 0, unsent: 0, queue: Queue::default(), paced: None }
+    }
+
+    pub(super) fn id(&self) -> SlotId {
+        self.id
     }
 
     pub(super) fn key(&self) -> &HostKey {
@@ -306,6 +312,8 @@ pub(super) enum Class {
 #[derive(Debug, Default)]
 pub(super) struct Queue {
     waiting: BTreeMap<Place, Waiting>,
+    /// Put past their budget by a refusal, and about to hear of it: when they would have gone.
+    refused: BTreeMap<Place, Time>,
     next: u64,
     /// How long the head has been kept by pacing while a permit was free, all told.
     paced_for: Duration,
@@ -321,13 +329,11 @@ struct Waiting {
     /// Taken by whoever wakes.
     waker: Option<Waker>,
     deadline: Time,
-    /// Set when a refusal has put the waiter past its budget: when it would have gone.
-    hopeless: Option<Time>,
 }
 
 impl Queue {
     pub(super) fn is_empty(&self) -> bool {
-        self.waiting.is_empty()
+        self.waiting.is_empty() && self.refused.is_empty()
     }
 
     pub(super) fn len(&self) -> usize {
@@ -349,11 +355,12 @@ impl Queue {
     pub(super) fn join(&mut self, class: Class, deadline: Time) -> Place {
         let place = Place { class, number: self.next };
         self.next += 1;
-        self.waiting.insert(place, Waiting { waker: None, deadline, hopeless: None });
+        self.waiting.insert(place, Waiting { waker: None, deadline });
         place
     }
 
     pub(super) fn leave(&mut self, place: Place) -> Option<Waker> {
+        self.refused.remove(&place);
         let waiting = self.waiting.remove(&place);
         if self.waiting.is_empty() {
             self.paced_since = None;
@@ -366,8 +373,9 @@ impl Queue {
         self.waiting.keys().next() == Some(&place)
     }
 
-    pub(super) fn hopeless(&self, place: Place) -> Option<Time> {
-        self.waiting.get(&place).and_then(|waiting| waiting.hopeless)
+    /// When this waiter would have gone, if a refusal has put that past its budget.
+    pub(super) fn refused(&self, place: Place) -> Option<Time> {
+        self.refused.get(&place).copied()
     }
 
     /// Remembers whom to wake; gives the old waker back, to be dropped outside the lock.
@@ -383,16 +391,29 @@ impl Queue {
         self.waiting.values_mut().next()?.waker.take()
     }
 
+    /// For a waiter that is about to look for itself.
+    pub(super) fn refuse(&mut self, place: Place, estimate: Time) {
+        self.waiting.remove(&place);
+        self.refused.insert(place, estimate);
+    }
+
     fn refuse_later_than(&mut self, first: Time, spacing: Duration) -> Vec<Waker> {
         let mut next = first;
         let mut wakers = Vec::new();
-        for waiting in self.waiting.values_mut() {
-            if next > waiting.deadline {
-                waiting.hopeless = Some(next);
-                wakers.extend(waiting.waker.take());
-            } else {
+        let head = self.waiting.keys().next().copied();
+        let refused = &mut self.refused;
+        self.waiting.retain(|place, waiting| {
+            let in_time = next <= waiting.deadline;
+            if in_time {
                 next = next.after(spacing);
+            } else {
+                refused.insert(*place, next);
+                wakers.extend(waiting.waker.take());
             }
+            in_time
+        });
+        if self.waiting.keys().next().copied() != head {
+            wakers.extend(self.wake_head());
         }
         wakers
     }

@@ -1,14 +1,14 @@
 //! The hosts that have something to say, in sharded locks.
 //!
-//! Keys come from strangers, so the hash is seeded. A lock is held for a handful of instructions, never across an await:
+//! Keys come from strangers, so the hash is seeded, at random. A lock is held for a handful of instructions, never across an await:
 //! no function in this crate is `async` while it holds one.
 
-use std::hash::{BuildHasher, RandomState};
+use std::hash::BuildHasher;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use hashbrown::HashTable;
 use hashbrown::hash_table::Entry;
+use hashbrown::{DefaultHashBuilder, HashTable};
 
 use super::slot::Slot;
 use crate::host::HostKey;
@@ -20,19 +20,27 @@ const SWEEP_EVERY: Duration = Duration::from_secs(10);
 
 #[derive(Debug)]
 pub(super) struct Table {
-    seed: RandomState,
+    seed: DefaultHashBuilder,
     shards: [Mutex<Shard>; SHARDS],
 }
 
 #[derive(Debug, Default)]
 pub(super) struct Shard {
     slots: HashTable<Slot>,
+    next_id: u64,
     sweep_at: Time,
+}
+
+/// Finds a slot again without its key. Never reused, so a slot found by it is the one it was given for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct SlotId {
+    pub(super) hash: u64,
+    number: u64,
 }
 
 impl Table {
     pub(super) fn new() -> Self {
-        Self { seed: RandomState::new(), shards: Default::default() }
+        Self { seed: DefaultHashBuilder::default(), shards: Default::default() }
     }
 
     pub(super) fn hash(&self, key: &HostKey) -> u64 {
@@ -56,22 +64,16 @@ impl Table {
         shard: &'a mut Shard,
         hash: u64,
         key: &HostKey,
-        make: impl FnOnce() -> Slot,
+        make: impl FnOnce(SlotId) -> Slot,
     ) -> &'a mut Slot {
-        let rehash = |slot: &Slot| self.hash(slot.key());
+        let rehash = |slot: &Slot| slot.id().hash;
         match shard.slots.entry(hash, |slot| slot.key() == key, rehash) {
             Entry::Occupied(entry) => entry.into_mut(),
-            Entry::Vacant(entry) => entry.insert(make()).into_mut(),
-        }
-    }
-
-    /// Drops the hosts of a shard that have gone cold since anybody looked. Called by whoever has read the clock anyway.
-    pub(super) fn sweep(&self, shard: &mut Shard, now: Time) {
-        if now >= shard.sweep_at {
-            shard.sweep_at = now.after(SWEEP_EVERY);
-            shard.slots.retain(|slot| !slot.says_nothing(|| now));
-            // Twice the room, so that a steady number of hosts does not grow and shrink the table in turn.
-            shard.slots.shrink_to(shard.slots.len() * 2, |slot| self.hash(slot.key()));
+            Entry::Vacant(entry) => {
+                let number = shard.next_id;
+                shard.next_id += 1;
+                entry.insert(make(SlotId { hash, number })).into_mut()
+            }
         }
     }
 }
@@ -86,13 +88,27 @@ impl Shard {
         self.slots.find_mut(hash, |slot| slot.key() == key)
     }
 
+    pub(super) fn by_id(&mut self, id: SlotId) -> Option<&mut Slot> {
+        self.slots.find_mut(id.hash, |slot| slot.id() == id)
+    }
+
     pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Slot> {
         self.slots.iter_mut()
     }
 
-    pub(super) fn remove(&mut self, hash: u64, key: &HostKey) {
-        if let Ok(entry) = self.slots.find_entry(hash, |slot| slot.key() == key) {
+    pub(super) fn remove(&mut self, id: SlotId) {
+        if let Ok(entry) = self.slots.find_entry(id.hash, |slot| slot.id() == id) {
             entry.remove();
+        }
+    }
+
+    /// Drops the hosts that have gone cold since anybody looked. Called by whoever has read the clock anyway.
+    pub(super) fn sweep(&mut self, now: Time) {
+        if now >= self.sweep_at {
+            self.sweep_at = now.after(SWEEP_EVERY);
+            self.slots.retain(|slot| !slot.says_nothing(|| now));
+            // Twice the room, so that a steady number of hosts does not grow and shrink the table in turn.
+            self.slots.shrink_to(self.slots.len() * 2, |slot| slot.id().hash);
         }
     }
 }

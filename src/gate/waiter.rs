@@ -66,12 +66,16 @@ impl Waiter {
     }
 
     /// A request that has given its permit back, having `waited` so far, and is the next to go again.
-    pub(super) fn rejoin(gate: &Arc<Gate>, hash: u64, slot: &mut Slot, terms: Terms, waited: Duration) -> Self {
+    pub(super) fn rejoin(gate: &Arc<Gate>, slot: &mut Slot, terms: Terms, waited: Duration) -> Self {
         let since = gate.clock.now();
         let deadline = since.after(terms.left(slot.max_wait(&gate.config), waited));
         let place = slot.queue.join(Class::Again, deadline);
+        let estimate = slot.estimate(since, slot.queue.ahead_of(place), &gate.config);
+        if estimate > deadline {
+            slot.queue.refuse(place, estimate);
+        }
         let wait = Wait { place, since, deadline, paced_before: slot.queue.paced_for(since) };
-        let (gate, key) = (Arc::clone(gate), slot.key().clone());
+        let (gate, hash, key) = (Arc::clone(gate), slot.id().hash, slot.key().clone());
         Self { gate, hash, key, terms, before: waited, wait: Some(wait), timer: None }
     }
 
@@ -117,7 +121,7 @@ impl Waiter {
         let config = &gate.config;
         let now = gate.clock.now();
         let mut shard = gate.table.lock(self.hash);
-        let slot = gate.table.slot(&mut shard, self.hash, &self.key, || gate.new_slot(&self.key));
+        let slot = gate.table.slot(&mut shard, self.hash, &self.key, |id| gate.new_slot(id, &self.key));
 
         let blocked = match self.try_admit(slot, now) {
             Ok(permit) => {
@@ -132,7 +136,8 @@ impl Waiter {
         if let Some(error) = self.refuse(slot, now) {
             let (paced, next) = self.leave(slot, now);
             if slot.says_nothing(|| now) {
-                shard.remove(self.hash, &self.key);
+                let id = slot.id();
+                shard.remove(id);
             }
             drop(shard);
             self.wake(next);
@@ -182,7 +187,7 @@ impl Waiter {
         let until = self.terms.until.unwrap_or_else(|| slot.permit_until(&self.gate.config));
         let waited = self.before.saturating_add(self.waited(now));
         let gate = Arc::clone(&self.gate);
-        Ok(Permit::new(gate, self.hash, self.key.clone(), admission, until, &self.terms, waited))
+        Ok(Permit::new(gate, slot.id(), admission, until, &self.terms, waited))
     }
 
     /// The error, if this request has no prospect of being admitted within its budget.
@@ -199,7 +204,7 @@ impl Waiter {
                 (hopeless || full).then(|| slot.shed(full && !hopeless, Outlook { now, estimate, deadline }, config))
             }
             Some(Wait { place, deadline, .. }) => {
-                let estimate = match slot.queue.hopeless(place) {
+                let estimate = match slot.queue.refused(place) {
                     Some(estimate) => estimate,
                     None if now >= deadline => slot.estimate(now, slot.queue.ahead_of(place), config),
                     None => return None,
@@ -271,7 +276,8 @@ impl Drop for Waiter {
         };
         let (paced, next) = self.leave(slot, now);
         if slot.says_nothing(|| now) {
-            shard.remove(self.hash, &self.key);
+            let id = slot.id();
+            shard.remove(id);
         }
         drop(shard);
         self.wake(next);

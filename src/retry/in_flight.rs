@@ -81,8 +81,9 @@ impl<B: Clone, ResB, E> Policy<Request<B>, Response<ResB>, E> for InFlightRetry 
             return None;
         }
         let asked = config.keying.key(request.uri(), request.headers(), request.extensions())?;
-        let key = self.gate.final_host(&asked, response.extensions()).unwrap_or(asked);
-        let outcome = self.gate.judge(&key, response);
+        let key = self.gate.final_host(|| Some(asked.clone()), response.extensions()).unwrap_or(asked);
+        let (status, headers, extensions) = (response.status(), response.headers(), response.extensions());
+        let outcome = self.gate.judge(|| Some(key.clone()), status, headers, extensions);
         if let Some(resent) = self.resent {
             // A second refusal is for the gate to see, as part of the same event. That a second attempt has succeeded it
             // cannot see: it knows the request by when it was first sent.
@@ -91,16 +92,14 @@ impl<B: Clone, ResB, E> Policy<Request<B>, Response<ResB>, E> for InFlightRetry 
             }
             return None;
         }
-        let refused =
-            matches!(outcome, Outcome::Throttled { .. }) || response.status() == StatusCode::SERVICE_UNAVAILABLE;
-        if !refused || !may_repeat(request.method(), response.status()) {
+        let refused = matches!(outcome, Outcome::Throttled { .. }) || status == StatusCode::SERVICE_UNAVAILABLE;
+        if !refused || !may_repeat(request.method(), status) {
             return None;
         }
         let mut wait = None;
         if let Outcome::Throttled { hint, soft } = outcome {
             wait = hint;
             let sent = request.extensions().get().map(|SentAt(sent)| *sent);
-            let (status, headers) = (response.status(), response.headers());
             let label = request.extensions().get().map(|Label(label)| *label);
             let refused = Refused { status, hint, soft, headers, label };
             self.gate.throttled(&key, sent, &refused, Duration::ZERO);
