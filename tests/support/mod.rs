@@ -1,0 +1,16 @@
+//! What the integration tests share: scripted services for the paused clock, and real clients and servers on loopback.
+//!
+//! | module | what | clock |
+//! |---|---|---|
+//! | [`script`] | an inner service that answers from a script and records every send | paused or real |
+//! | [`provider`] | a hyper server with a handler of the test's own, over HTTP/1, HTTP/2 and TLS | real |
+//! | [`client`] | hyper clients for those servers | real |
+//! | [`servers`] | nginx and HAProxy as child processes | real |
+
+#![allow(dead_code, reason = "every test file uses another part of this module")]
+#![allow(unreachable_pub, reason = "`pub` is this module's interface to the test file that includes it")]
+
+pub mod client;
+pub mod provider;
+pub mod script;
+pub mod servers;
