@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::pin::Pin;
-use std::task::{Context, Poll, ready};
+use std::task::{Context, Poll};
 
 use http_body::{Body, Frame, SizeHint};
 use pin_project_lite::pin_project;
@@ -46,12 +46,17 @@ impl<B: Body> Body for ResponseBody<B> {
         let Some(mut inner) = this.inner.as_mut().as_pin_mut() else {
             return Poll::Ready(None);
         };
-        let frame = ready!(inner.as_mut().poll_frame(cx));
-        // A reader may stop after the frame that completes the body, without asking for the end.
-        if !matches!(frame, Some(Ok(_))) || inner.is_end_stream() {
+        let frame = inner.as_mut().poll_frame(cx);
+        let ended = match frame {
+            Poll::Pending => false,
+            // A reader may stop after the frame that completes the body, without asking for the end.
+            Poll::Ready(Some(Ok(_))) => inner.is_end_stream(),
+            Poll::Ready(_) => true,
+        };
+        if ended {
             *this.permit = None;
         }
-        Poll::Ready(frame)
+        frame
     }
 
     fn is_end_stream(&self) -> bool {

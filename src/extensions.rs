@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use http::{Extensions, Request};
+use http::{Method, Request};
 
 use crate::config::PermitUntil;
 use crate::gate::Terms;
@@ -32,16 +32,23 @@ pub(crate) struct Again(pub(crate) Duration);
 #[cfg_attr(not(feature = "retry"), expect(dead_code, reason = "only a retry policy reads it"))]
 pub(crate) struct SentAt(pub(crate) Time);
 
-pub(crate) fn terms(extensions: &Extensions) -> Terms {
-    if extensions.is_empty() {
-        return Terms::default();
+pub(crate) fn terms<B>(request: &Request<B>) -> Terms {
+    let extensions = request.extensions();
+    let mut terms = if extensions.is_empty() {
+        Terms::default()
+    } else {
+        Terms {
+            budget: extensions.get().map(|MaxWait(budget)| *budget),
+            until: extensions.get::<PermitUntil>().copied(),
+            again: extensions.get().map(|Again(waited)| *waited),
+            label: extensions.get().map(|Label(label)| *label),
+        }
+    };
+    if request.method() == Method::HEAD {
+        // There will be no body, whatever the response's says of itself.
+        terms.until = Some(PermitUntil::Head);
     }
-    Terms {
-        budget: extensions.get().map(|MaxWait(budget)| *budget),
-        until: extensions.get::<PermitUntil>().copied(),
-        again: extensions.get().map(|Again(waited)| *waited),
-        label: extensions.get().map(|Label(label)| *label),
-    }
+    terms
 }
 
 pub(crate) fn mark_sent<B>(request: &mut Request<B>, sent: Option<Time>) {

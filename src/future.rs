@@ -7,7 +7,7 @@ use std::task::{Context, Poll, ready};
 use std::{fmt, mem};
 
 use http::header::RETRY_AFTER;
-use http::{HeaderValue, Method, Request, Response, StatusCode};
+use http::{HeaderValue, Request, Response, StatusCode};
 use http_body::Body;
 use pin_project_lite::pin_project;
 use tower_service::Service;
@@ -40,15 +40,21 @@ pin_project! {
     #[project_replace = Taken]
     enum State<S, B, F> {
         /// For the permit. Nothing of the inner service is reserved.
-        Waiting { waiter: Box<Waiter>, inner: S, request: Request<B> },
+        Waiting { waiter: Box<Waiter>, unsent: Box<Unsent<S, B>> },
         /// For the inner service, with the permit in hand (none: ungated).
         /// `late` once time has passed since the permit was granted.
-        Readying { permit: Option<Permit>, terms: Terms, late: bool, inner: S, request: Request<B> },
+        Readying { permit: Option<Permit>, terms: Terms, late: bool, unsent: Box<Unsent<S, B>> },
         /// For the response head.
-        Calling { #[pin] future: F, permit: Option<Permit>, head_only: bool },
+        Calling { #[pin] future: F, permit: Option<Permit> },
         Failed { error: BoxError },
         Done,
     }
+}
+
+/// What is not sent yet: apart, so that the future of a request that need not wait is small.
+struct Unsent<S, B> {
+    inner: S,
+    request: Request<B>,
 }
 
 impl<S, B> ResponseFuture<S, B>
@@ -57,11 +63,11 @@ where
     S::Error: Into<BoxError>,
 {
     pub(crate) fn waiting(waiter: Box<Waiter>, inner: S, request: Request<B>) -> Self {
-        Self { state: State::Waiting { waiter, inner, request } }
+        Self { state: State::Waiting { waiter, unsent: Box::new(Unsent { inner, request }) } }
     }
 
     pub(crate) fn readying(permit: Option<Permit>, terms: Terms, inner: S, request: Request<B>) -> Self {
-        Self { state: State::Readying { permit, terms, late: true, inner, request } }
+        Self { state: State::Readying { permit, terms, late: true, unsent: Box::new(Unsent { inner, request }) } }
     }
 
     pub(crate) fn failed(error: BoxError) -> Self {
@@ -79,11 +85,10 @@ where
     S: Service<Request<B>>,
 {
     fn call(inner: &mut S, permit: Option<Permit>, mut request: Request<B>) -> Self {
-        let head_only = request.method() == Method::HEAD;
         if let Some(permit) = &permit {
             extensions::mark_sent(&mut request, permit.sent_at());
         }
-        Self::Calling { future: inner.call(request), permit, head_only }
+        Self::Calling { future: inner.call(request), permit }
     }
 }
 
@@ -101,48 +106,52 @@ where
             match state.as_mut().project() {
                 StateProj::Waiting { waiter, .. } => {
                     let admitted = ready!(waiter.poll_admit(cx));
-                    let Taken::Waiting { waiter, inner, request } = state.as_mut().project_replace(State::Done) else {
+                    let Taken::Waiting { waiter, unsent } = state.as_mut().project_replace(State::Done) else {
                         unreachable!("the state was just looked at");
                     };
                     match admitted {
                         Ok(permit) => {
                             let terms = *waiter.terms();
-                            state.set(State::Readying { permit: Some(permit), terms, late: false, inner, request });
+                            state.set(State::Readying { permit: Some(permit), terms, late: false, unsent });
                         }
                         Err(error) => return Poll::Ready(shed(waiter.gate(), error)),
                     }
                 }
-                StateProj::Readying { inner, late, .. } => {
-                    let Poll::Ready(readied) = inner.poll_ready(cx) else {
+                StateProj::Readying { unsent, late, .. } => {
+                    let Poll::Ready(readied) = unsent.inner.poll_ready(cx) else {
                         *late = true;
                         return Poll::Pending;
                     };
-                    let Taken::Readying { mut permit, terms, late, mut inner, request } =
+                    let Taken::Readying { mut permit, terms, late, mut unsent } =
                         state.as_mut().project_replace(State::Done)
                     else {
                         unreachable!("the state was just looked at");
                     };
                     readied.map_err(Into::into)?;
                     match permit.as_mut().map_or(Ok(()), |permit| permit.send(late, &terms)) {
-                        Ok(()) => state.set(State::call(&mut inner, permit, request)),
+                        Ok(()) => {
+                            let Unsent { mut inner, request } = *unsent;
+                            state.set(State::call(&mut inner, permit, request));
+                        }
                         Err(waiter) => {
                             // The readied instance goes, so that whatever it has reserved is free while we wait.
-                            let fresh = inner.clone();
-                            drop(mem::replace(&mut inner, fresh));
-                            state.set(State::Waiting { waiter, inner, request });
+                            let fresh = unsent.inner.clone();
+                            drop(mem::replace(&mut unsent.inner, fresh));
+                            state.set(State::Waiting { waiter, unsent });
                         }
                     }
                 }
-                StateProj::Calling { future, permit, head_only } => {
-                    let response = ready!(future.poll(cx));
-                    let (permit, head_only) = (permit.take(), *head_only);
-                    let result = match response {
-                        Ok(response) => Ok(pass(permit, head_only, response)),
-                        Err(error) => Err(error.into()),
+                // The inner future goes with this one, not before the gate has heard of a refusal: what it frees may set
+                // off the next send.
+                StateProj::Calling { future, permit } => {
+                    return match future.poll(cx) {
+                        Poll::Pending => Poll::Pending,
+                        Poll::Ready(Ok(response)) => Poll::Ready(Ok(pass(permit.take(), response))),
+                        Poll::Ready(Err(error)) => {
+                            *permit = None;
+                            Poll::Ready(Err(error.into()))
+                        }
                     };
-                    // Not before the gate has heard of a refusal: what the inner future frees may set off the next send.
-                    state.set(State::Done);
-                    return Poll::Ready(result);
                 }
                 StateProj::Failed { .. } => {
                     let Taken::Failed { error } = state.as_mut().project_replace(State::Done) else {
@@ -157,29 +166,24 @@ where
 }
 
 /// What becomes of a response: its head is judged, its body carries the permit on.
-fn pass<ResB: Body>(
-    permit: Option<Permit>,
-    head_only: bool,
-    mut response: Response<ResB>,
-) -> Response<ResponseBody<ResB>> {
-    let Some(mut permit) = permit else {
-        return response.map(|body| ResponseBody::new(body, None));
-    };
-    if let Some(throttled) = settle(&permit, &response) {
+fn pass<ResB: Body>(mut permit: Option<Permit>, mut response: Response<ResB>) -> Response<ResponseBody<ResB>> {
+    if let Some(held) = &mut permit {
+        let throttled = settle(held, &response);
         // A refusal gives its permit back at the head: whoever reads its body is not in anybody's way.
-        response.extensions_mut().insert(throttled);
-        drop(permit);
-        return response.map(|body| ResponseBody::new(body, None));
+        let over = throttled.is_some()
+            || held.until() == PermitUntil::Head
+            || matches!(response.status(), StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED)
+            || response.body().is_end_stream();
+        if let Some(throttled) = throttled {
+            response.extensions_mut().insert(throttled);
+        }
+        if over {
+            permit = None;
+        } else {
+            held.head_arrived();
+        }
     }
-    let ended = head_only
-        || matches!(response.status(), StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED)
-        || response.body().is_end_stream();
-    if ended || permit.until() == PermitUntil::Head {
-        drop(permit);
-        return response.map(|body| ResponseBody::new(body, None));
-    }
-    permit.head_arrived();
-    response.map(|body| ResponseBody::new(body, Some(permit)))
+    response.map(|body| ResponseBody::new(body, permit))
 }
 
 fn settle<ResB>(permit: &Permit, response: &Response<ResB>) -> Option<Throttled> {

@@ -219,13 +219,8 @@ fn default_port(scheme: &str) -> Option<u16> {
 
 /// `[userinfo@]host[:port]` in its normal form; `None` where there is no host in it.
 fn normal(authority: &str, port: Port) -> Option<HostKey> {
-    if is_plain(authority.as_bytes()) {
-        let mut buffer = Buffer::default();
-        buffer.push(authority);
-        if let Port::Or(default) = port {
-            buffer.push_port("", default);
-        }
-        return Some(buffer.finish());
+    if let Some(key) = plain(authority, port) {
+        return Some(key);
     }
     let (host, port_text) = split(authority)?;
     let mut buffer = Buffer::default();
@@ -243,10 +238,26 @@ fn normal(authority: &str, port: Port) -> Option<HostKey> {
     Some(buffer.finish())
 }
 
-/// A host name that is normal as it stands, without a port: the common case, found in one pass.
-fn is_plain(authority: &[u8]) -> bool {
-    let plain = |b: &u8| matches!(b, b'a'..=b'z' | b'0'..=b'9' | b'-' | b'.');
-    authority.last().is_some_and(|last| *last != b'.') && authority.iter().all(plain)
+/// The common case, a host name that is normal as it stands, is copied in one go.
+fn plain(host: &str, port: Port) -> Option<HostKey> {
+    let port = match port {
+        Port::Or(Some(80)) => ":80",
+        Port::Or(Some(443)) => ":443",
+        Port::Or(Some(_)) => return None,
+        Port::Or(None) | Port::Never => "",
+    };
+    let mut bytes = [0; SHORT];
+    bytes.get_mut(..host.len())?.copy_from_slice(host.as_bytes());
+    // From `:` to `[` lie all that make an authority odd: a port, capitals, the `@` of user info, an IPv6 address. The
+    // whole buffer is looked at, because that takes no loop.
+    let odd = bytes.iter().fold(false, |odd, b| odd | (b.wrapping_sub(b':') <= b'[' - b':'));
+    if odd || host.is_empty() || host.ends_with('.') {
+        return None;
+    }
+    let len = host.len() + port.len();
+    bytes.get_mut(host.len()..len)?.copy_from_slice(port.as_bytes());
+    // `len <= SHORT`, or there would have been no such range.
+    Some(HostKey(Text::Short { len: len as u8, bytes }))
 }
 
 /// Host (an IPv6 address with its brackets) and port text, without the user info.
@@ -371,7 +382,8 @@ impl Eq for HostKey {}
 
 impl Hash for HostKey {
     fn hash<H: Hasher>(&self, state: &mut H) {
-        self.as_bytes().hash(state);
+        // Without the length that a slice's own `Hash` adds: nothing is hashed beside it.
+        state.write(self.as_bytes());
     }
 }
 

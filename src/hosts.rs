@@ -103,7 +103,7 @@ impl Hosts {
                 }
                 keys.push(key);
             }
-            Err(_) => keys.push(HostKey::new(host)),
+            Err(_) => keys.extend(named(host)),
         }
         keys.sort();
         keys.dedup();
@@ -201,20 +201,23 @@ impl Hosts {
 }
 
 /// The keys that a text may stand for: the host in it, or the text itself where keying is the caller's.
-pub(crate) fn named(text: &str) -> Vec<HostKey> {
+fn named(text: &str) -> Vec<HostKey> {
     let literal = HostKey::new(text);
+    // A URL is nobody's key, and may hold a password.
+    let may_be_key = !text.contains("://") && !text.contains('@');
     match text.parse::<HostKey>() {
-        // A URL is nobody's key, and may hold a password.
-        Ok(key) if key == literal || text.contains("://") || text.contains('@') => vec![key],
+        Ok(key) if key == literal || !may_be_key => vec![key],
         Ok(key) => vec![key, literal],
-        Err(_) => vec![literal],
+        Err(_) if may_be_key => vec![literal],
+        Err(_) => Vec::new(),
     }
 }
 
 /// [`named`], for settings: one that no request can ever match is worth a word.
 pub(crate) fn named_for_limits(text: &str, keying: &dyn Keying) -> Vec<HostKey> {
     if let (true, Err(error)) = (keying.is_by_host(), text.parse::<HostKey>()) {
-        tracing::warn!(host = %HostKey::new(text), %error, "limits for a host that no request will ever have");
+        let host = HostKey::new(text.rsplit('@').next().unwrap_or_default());
+        tracing::warn!(%host, %error, "limits for a host that no request will ever have");
     }
     named(text)
 }

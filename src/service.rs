@@ -73,7 +73,7 @@ where
         let Some(key) = self.key(&request) else {
             return self.start(None, Terms::default(), request);
         };
-        let terms = extensions::terms(request.extensions());
+        let terms = extensions::terms(&request);
         match self.gate.try_enter(&key, &terms) {
             Some(permit) => self.start(Some(permit), terms, request),
             None => {

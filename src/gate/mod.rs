@@ -97,7 +97,7 @@ impl Gate {
         let hash = self.table.hash(key);
         let mut shard = self.table.lock(hash);
         let slot = self.table.slot(&mut shard, hash, key, |id| self.new_slot(id, key));
-        if slot.queue.ahead_of_new(terms.class()) > 0 {
+        if slot.ahead_of_new(terms.class()) > 0 {
             return None;
         }
         let admission = slot.admit(|| self.clock.now(), &self.config).ok()?;

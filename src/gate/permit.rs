@@ -24,9 +24,16 @@ pub(crate) struct Permit {
     gate: Arc<Gate>,
     slot: SlotId,
     stage: Stage,
+    until: PermitUntil,
+    /// Apart, because a permit travels with every response and is kept small; most requests have nothing to tell.
+    story: Option<Box<Story>>,
+}
+
+/// What there is to tell of a request that was not simply let through.
+#[derive(Clone, Copy, Debug, Default)]
+struct Story {
     /// When the request went out; `None` when nothing was recorded of its host then.
     sent: Option<Time>,
-    until: PermitUntil,
     waited: Duration,
     label: Option<&'static str>,
 }
@@ -49,7 +56,9 @@ impl Permit {
         terms: &Terms,
         waited: Duration,
     ) -> Self {
-        Self { gate, slot, stage: Stage::Admitted(admission), sent: None, until, waited, label: terms.label }
+        let tells = !waited.is_zero() || terms.label.is_some();
+        let story = tells.then(|| Box::new(Story { sent: None, waited, label: terms.label }));
+        Self { gate, slot, stage: Stage::Admitted(admission), until, story }
     }
 
     /// The request is about to go out.
@@ -57,6 +66,7 @@ impl Permit {
     /// `late` says that time has passed since the permit was granted. Then the host may have refused another request
     /// meanwhile, and a send must never go out after a hold it has not waited for: the permit turns back into a place at
     /// the head of the queue.
+    #[inline]
     pub(crate) fn send(&mut self, late: bool, terms: &Terms) -> Result<(), Box<Waiter>> {
         let Stage::Admitted(admission) = self.stage else {
             return Ok(());
@@ -64,11 +74,12 @@ impl Permit {
         self.stage = Stage::Sent;
         if self.gate.config.final_uri.is_some() {
             // A redirect inside may end at another host, whose verdict needs to know when this began.
-            self.sent = Some(self.gate.clock.now());
+            self.story.get_or_insert_default().sent = Some(self.gate.clock.now());
         }
-        if admission == Admission::Free && !late {
-            return Ok(());
-        }
+        if admission == Admission::Free && !late { Ok(()) } else { self.record_send(admission, terms) }
+    }
+
+    fn record_send(&mut self, admission: Admission, terms: &Terms) -> Result<(), Box<Waiter>> {
         let gate = Arc::clone(&self.gate);
         let mut shard = gate.table.lock(self.slot.hash);
         // Invariant: a slot with a request in flight is never removed.
@@ -76,8 +87,9 @@ impl Permit {
             return Ok(());
         };
         match slot.send(admission, || gate.clock.now(), &gate.config) {
-            Ok(at) => {
-                self.sent = at.or(self.sent);
+            Ok(None) => Ok(()),
+            Ok(sent) => {
+                self.story.get_or_insert_default().sent = sent;
                 let next = if admission == Admission::Paced { slot.next_waiter(&gate.config) } else { None };
                 drop(shard);
                 next.into_iter().for_each(Waker::wake);
@@ -87,7 +99,7 @@ impl Permit {
                 self.stage = Stage::Over;
                 slot.no_longer_unsent(admission);
                 slot.give_back(false);
-                Err(Box::new(Waiter::rejoin(&gate, slot, *terms, self.waited)))
+                Err(Box::new(Waiter::rejoin(&gate, slot, *terms, self.story().waited)))
             }
         }
     }
@@ -109,29 +121,34 @@ impl Permit {
         status: StatusCode,
         headers: &HeaderMap,
     ) -> Option<Throttled> {
+        let Story { sent, waited, label } = self.story();
         // A request of which no send was recorded counts as sent before any refusal: its success says nothing.
-        if outcome == Outcome::Neutral || (outcome == Outcome::Success && self.sent.is_none()) {
+        if outcome == Outcome::Neutral || (outcome == Outcome::Success && sent.is_none()) {
             return None;
         }
         let key = elsewhere.cloned().or_else(|| self.key())?;
         match outcome {
             Outcome::Neutral => None,
             Outcome::Success => {
-                self.gate.succeeded(&key, self.sent);
+                self.gate.succeeded(&key, sent);
                 None
             }
             Outcome::Throttled { hint, soft } => {
-                let refused = Refused { status, hint, soft, headers, label: self.label };
-                Some(self.gate.throttled(&key, self.sent, &refused, self.waited))
+                let refused = Refused { status, hint, soft, headers, label };
+                Some(self.gate.throttled(&key, sent, &refused, waited))
             }
         }
+    }
+
+    fn story(&self) -> Story {
+        self.story.as_deref().copied().unwrap_or_default()
     }
 
     pub(crate) fn gate(&self) -> &Arc<Gate> {
         &self.gate
     }
 
-    /// The host. Looked up, because a permit travels with every response and is kept small.
+    /// The host, looked up.
     pub(crate) fn key(&self) -> Option<HostKey> {
         self.gate.table.lock(self.slot.hash).by_id(self.slot).map(|slot| slot.key().clone())
     }
@@ -142,7 +159,7 @@ impl Permit {
 
     /// When the request went out, for a retry policy below that reports on its own.
     pub(crate) fn sent_at(&self) -> Option<Time> {
-        self.sent
+        self.story.as_ref()?.sent
     }
 }
 

@@ -21,13 +21,14 @@ pub(super) struct Slot {
     key: HostKey,
     /// What was set for this host; `None` is the layer's.
     pub(super) limits: Option<Arc<Limits>>,
-    in_flight: usize,
+    in_flight: u32,
     /// Of those in flight, the ones whose response head has arrived.
-    bodies: usize,
+    bodies: u32,
     /// Of those in flight, the ones admitted by pacing and not yet sent. At most one at a time, so that every send is
     /// judged by the one before it, whatever the concurrency.
-    unsent: usize,
-    pub(super) queue: Queue,
+    unsent: u32,
+    /// Allocated for the first one who has to wait.
+    queue: Option<Box<Queue>>,
     /// `None`: the host has never refused, or not for so long that it does not matter.
     pub(super) paced: Option<Box<Paced>>,
 }
@@ -70,7 +71,7 @@ pub(super) struct Outlook {
 
 impl Slot {
     pub(super) fn new(id: SlotId, key: HostKey, limits: Option<Arc<Limits>>) -> Self {
-        Self { id, key, limits, in_flight: 0, bodies: 0, unsent: 0, queue: Queue::default(), paced: None }
+        Self { id, key, limits, in_flight: 0, bodies: 0, unsent: 0, queue: None, paced: None }
     }
 
     pub(super) fn id(&self) -> SlotId {
@@ -103,12 +104,27 @@ impl Slot {
         self.limits.as_deref().and_then(read)
     }
 
+    // --- queue ----------------------------------------------------------------------------------------------------
+
+    pub(super) fn queue(&mut self) -> &mut Queue {
+        self.queue.get_or_insert_default()
+    }
+
+    pub(super) fn queued(&self) -> usize {
+        self.queue.as_ref().map_or(0, |queue| queue.len())
+    }
+
+    /// How many would be in front of a newcomer of this class.
+    pub(super) fn ahead_of_new(&self, class: Class) -> usize {
+        self.queue.as_ref().map_or(0, |queue| queue.ahead_of_new(class))
+    }
+
     // --- permits --------------------------------------------------------------------------------------------------
 
     /// Takes a permit if the next request may go now. Whether it is its turn is for the caller to know. Reads the clock
     /// only where the host paces.
     pub(super) fn admit(&mut self, now: impl FnOnce() -> Time, config: &Config) -> Result<Admission, Blocked> {
-        if self.in_flight >= self.concurrency(config) {
+        if self.is_full(config) {
             return Err(Blocked::ByPermits);
         }
         if let Some(paced) = &self.paced {
@@ -131,7 +147,9 @@ impl Slot {
 
     fn take_permit(&mut self) {
         self.in_flight += 1;
-        self.queue.bodies_since = None;
+        if let Some(queue) = &mut self.queue {
+            queue.bodies_since = None;
+        }
     }
 
     /// The request with this permit is about to go out. Records the send, or says until when it must not: the host may
@@ -165,18 +183,24 @@ impl Slot {
     /// The response head has arrived, the body holds the permit from here on. The clock is read only if somebody waits.
     pub(super) fn head_arrived(&mut self, now: impl FnOnce() -> Time) {
         self.bodies += 1;
-        if self.only_bodies() && !self.queue.is_empty() {
-            self.queue.bodies_since = Some(now());
+        if self.only_bodies() {
+            if let Some(queue) = self.queue.as_mut().filter(|queue| !queue.is_empty()) {
+                queue.bodies_since = Some(now());
+            }
         }
     }
 
     pub(super) fn give_back(&mut self, body: bool) {
         self.in_flight -= 1;
-        self.bodies -= usize::from(body);
+        self.bodies -= u32::from(body);
     }
 
     pub(super) fn in_flight(&self) -> usize {
-        self.in_flight
+        self.in_flight as usize
+    }
+
+    pub(super) fn is_full(&self, config: &Config) -> bool {
+        self.in_flight() >= self.concurrency(config)
     }
 
     /// Every request in flight has its head and is waiting for somebody to read its body.
@@ -189,18 +213,18 @@ impl Slot {
         if !self.only_bodies() {
             return None;
         }
-        Some(*self.queue.bodies_since.get_or_insert(now))
+        Some(*self.queue().bodies_since.get_or_insert(now))
     }
 
     /// The next waiter, when there might be a permit for it.
     pub(super) fn next_waiter(&mut self, config: &Config) -> Option<Waker> {
-        if self.in_flight < self.concurrency(config) { self.queue.wake_head() } else { None }
+        if self.is_full(config) { None } else { self.queue.as_mut()?.wake_head() }
     }
 
     /// Holds no memory once this is true.
     pub(super) fn says_nothing(&self, now: impl FnOnce() -> Time) -> bool {
         self.in_flight == 0
-            && self.queue.is_empty()
+            && self.queue.as_ref().is_none_or(|queue| queue.is_empty())
             && self.paced.as_ref().is_none_or(|paced| paced.pace.is_cold(now()))
     }
 
@@ -220,7 +244,7 @@ impl Slot {
     pub(super) fn refuse_hopeless(&mut self, now: Time, config: &Config) -> Vec<Waker> {
         let first = self.estimate(now, 0, config);
         let spacing = self.estimate(now, 1, config).since(first);
-        self.queue.refuse_later_than(first, spacing)
+        self.queue.as_mut().map(|queue| queue.refuse_later_than(first, spacing)).unwrap_or_default()
     }
 
     /// The error for a request that will not be admitted within its budget.
@@ -230,7 +254,7 @@ impl Slot {
             Reason::QueueFull
         } else if self.paced.as_ref().is_some_and(|paced| paced.pace.hold_until() > deadline) {
             Reason::Cooldown
-        } else if now >= deadline && self.in_flight >= self.concurrency(config) {
+        } else if now >= deadline && self.is_full(config) {
             Reason::InFlight
         } else if estimate > deadline.max(now) {
             Reason::Spacing
@@ -256,7 +280,7 @@ impl Slot {
         let pace = self.paced.as_ref().map(|paced| &paced.pace);
         if pace.is_some_and(|pace| pace.hold_until() > now) {
             Some(Reason::Cooldown)
-        } else if self.in_flight >= self.concurrency(config) {
+        } else if self.is_full(config) {
             Some(Reason::InFlight)
         } else if pace.is_some_and(|pace| pace.ready() > now) {
             Some(Reason::Spacing)
@@ -274,8 +298,8 @@ impl Slot {
         let last = paced.and_then(|paced| paced.last.as_ref());
         Some(HostSnapshot {
             host: self.key.clone(),
-            in_flight: self.in_flight,
-            queued: self.queue.len(),
+            in_flight: self.in_flight(),
+            queued: self.queued(),
             cooldown: paced.map_or(Duration::ZERO, |paced| paced.pace.hold_until().since(now)),
             next_send: paced.map_or(Duration::ZERO, |paced| paced.pace.ready().since(now)),
             reason: self.kept_by(now, config),

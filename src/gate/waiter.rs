@@ -69,12 +69,13 @@ impl Waiter {
     pub(super) fn rejoin(gate: &Arc<Gate>, slot: &mut Slot, terms: Terms, waited: Duration) -> Self {
         let since = gate.clock.now();
         let deadline = since.after(terms.left(slot.max_wait(&gate.config), waited));
-        let place = slot.queue.join(Class::Again, deadline);
-        let estimate = slot.estimate(since, slot.queue.ahead_of(place), &gate.config);
+        let place = slot.queue().join(Class::Again, deadline);
+        let ahead = slot.queue().ahead_of(place);
+        let estimate = slot.estimate(since, ahead, &gate.config);
         if estimate > deadline {
-            slot.queue.refuse(place, estimate);
+            slot.queue().refuse(place, estimate);
         }
-        let wait = Wait { place, since, deadline, paced_before: slot.queue.paced_for(since) };
+        let wait = Wait { place, since, deadline, paced_before: slot.queue().paced_for(since) };
         let (gate, hash, key) = (Arc::clone(gate), slot.id().hash, slot.key().clone());
         Self { gate, hash, key, terms, before: waited, wait: Some(wait), timer: None }
     }
@@ -147,28 +148,28 @@ impl Waiter {
 
         let Wait { place, deadline, .. } = *self.wait.get_or_insert_with(|| {
             let deadline = now.after(self.terms.left(slot.max_wait(config), self.before));
-            let place = slot.queue.join(self.terms.class(), deadline);
-            Wait { place, since: now, deadline, paced_before: slot.queue.paced_for(now) }
+            let place = slot.queue().join(self.terms.class(), deadline);
+            Wait { place, since: now, deadline, paced_before: slot.queue().paced_for(now) }
         });
         let mut until = deadline;
         let mut warn = None;
-        if slot.queue.is_head(place) {
-            slot.queue.kept_by_pacing(matches!(blocked, Some(Blocked::Until(_))), now);
+        if slot.queue().is_head(place) {
+            slot.queue().kept_by_pacing(matches!(blocked, Some(Blocked::Until(_))), now);
             match blocked {
                 Some(Blocked::Until(ready)) => until = until.min(ready),
-                _ if slot.queue.warned => {}
+                _ if slot.queue().warned => {}
                 _ => {
                     let check = slot.bodies_since(now).unwrap_or(now).after(PATIENCE_WITH_BODIES);
                     if check > now {
                         until = until.min(check);
                     } else {
-                        slot.queue.warned = true;
+                        slot.queue().warned = true;
                         warn = Some(slot.in_flight());
                     }
                 }
             }
         }
-        let old_waker = slot.queue.set_waker(place, waker);
+        let old_waker = slot.queue().set_waker(place, waker);
         drop(shard);
         drop(old_waker);
         Step::Sleep { now, until, warn }
@@ -177,8 +178,8 @@ impl Waiter {
     /// A permit, if it is our turn and the host admits. `Err(None)` when others are first.
     fn try_admit(&self, slot: &mut Slot, now: Time) -> Result<Permit, Option<Blocked>> {
         let our_turn = match &self.wait {
-            Some(wait) => slot.queue.is_head(wait.place),
-            None => slot.queue.ahead_of_new(self.terms.class()) == 0,
+            Some(wait) => slot.queue().is_head(wait.place),
+            None => slot.ahead_of_new(self.terms.class()) == 0,
         };
         if !our_turn {
             return Err(None);
@@ -191,22 +192,25 @@ impl Waiter {
     }
 
     /// The error, if this request has no prospect of being admitted within its budget.
-    fn refuse(&self, slot: &Slot, now: Time) -> Option<RateLimited> {
+    fn refuse(&self, slot: &mut Slot, now: Time) -> Option<RateLimited> {
         let config = &self.gate.config;
         match self.wait {
             None => {
                 let class = self.terms.class();
-                let ahead = slot.queue.ahead_of_new(class);
+                let ahead = slot.ahead_of_new(class);
                 let deadline = now.after(self.terms.left(slot.max_wait(config), self.before));
                 let estimate = slot.estimate(now, ahead, config);
-                let full = class == Class::New && config.max_queue > 0 && slot.queue.len() >= config.max_queue;
+                let full = class == Class::New && config.max_queue > 0 && slot.queued() >= config.max_queue;
                 let hopeless = estimate > deadline || deadline <= now;
                 (hopeless || full).then(|| slot.shed(full && !hopeless, Outlook { now, estimate, deadline }, config))
             }
             Some(Wait { place, deadline, .. }) => {
-                let estimate = match slot.queue.refused(place) {
+                let estimate = match slot.queue().refused(place) {
                     Some(estimate) => estimate,
-                    None if now >= deadline => slot.estimate(now, slot.queue.ahead_of(place), config),
+                    None if now >= deadline => {
+                        let ahead = slot.queue().ahead_of(place);
+                        slot.estimate(now, ahead, config)
+                    }
                     None => return None,
                 };
                 Some(slot.shed(false, Outlook { now, estimate, deadline }, config))
@@ -220,14 +224,14 @@ impl Waiter {
         let Some(wait) = &self.wait else {
             return (Duration::ZERO, [None, None]);
         };
-        let was_head = slot.queue.is_head(wait.place);
-        let paced = slot.queue.paced_for(now).saturating_sub(wait.paced_before);
+        let was_head = slot.queue().is_head(wait.place);
+        let paced = slot.queue().paced_for(now).saturating_sub(wait.paced_before);
         if was_head {
-            slot.queue.kept_by_pacing(false, now);
+            slot.queue().kept_by_pacing(false, now);
         }
-        let own = slot.queue.leave(wait.place);
+        let own = slot.queue().leave(wait.place);
         // The new head has to look for itself: there may be a permit, or a timer to set.
-        let next = if was_head { slot.queue.wake_head() } else { None };
+        let next = if was_head { slot.queue().wake_head() } else { None };
         (paced, [next, own])
     }
 
