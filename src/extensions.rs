@@ -32,6 +32,7 @@ pub(crate) struct Again(pub(crate) Duration);
 #[cfg_attr(not(feature = "retry"), expect(dead_code, reason = "only a retry policy reads it"))]
 pub(crate) struct SentAt(pub(crate) Time);
 
+#[inline]
 pub(crate) fn terms<B>(request: &Request<B>) -> Terms {
     let extensions = request.extensions();
     let mut terms = if extensions.is_empty() {
@@ -51,6 +52,7 @@ pub(crate) fn terms<B>(request: &Request<B>) -> Terms {
     terms
 }
 
+#[inline]
 pub(crate) fn mark_sent<B>(request: &mut Request<B>, sent: Option<Time>) {
     if let Some(sent) = sent {
         request.extensions_mut().insert(SentAt(sent));

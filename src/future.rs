@@ -75,6 +75,7 @@ where
     }
 
     /// The inner service must be ready.
+    #[inline]
     pub(crate) fn call(inner: &mut S, permit: Option<Permit>, request: Request<B>) -> Self {
         Self { state: State::call(inner, permit, request) }
     }
@@ -84,6 +85,7 @@ impl<S, B> State<S, B, S::Future>
 where
     S: Service<Request<B>>,
 {
+    #[inline]
     fn call(inner: &mut S, permit: Option<Permit>, mut request: Request<B>) -> Self {
         if let Some(permit) = &permit {
             extensions::mark_sent(&mut request, permit.sent_at());
@@ -166,6 +168,7 @@ where
 }
 
 /// What becomes of a response: its head is judged, its body carries the permit on.
+#[inline]
 fn pass<ResB: Body>(mut permit: Option<Permit>, mut response: Response<ResB>) -> Response<ResponseBody<ResB>> {
     if let Some(held) = &mut permit {
         let throttled = settle(held, &response);

@@ -238,26 +238,39 @@ fn normal(authority: &str, port: Port) -> Option<HostKey> {
     Some(buffer.finish())
 }
 
-/// The common case, a host name that is normal as it stands, is copied in one go.
-fn plain(host: &str, port: Port) -> Option<HostKey> {
-    let port = match port {
-        Port::Or(Some(80)) => ":80",
-        Port::Or(Some(443)) => ":443",
-        Port::Or(Some(_)) => return None,
-        Port::Or(None) | Port::Never => "",
-    };
+/// The common case, a host name and perhaps a port that are normal as they stand, is only copied.
+fn plain(authority: &str, port: Port) -> Option<HostKey> {
     let mut bytes = [0; SHORT];
-    bytes.get_mut(..host.len())?.copy_from_slice(host.as_bytes());
+    bytes.get_mut(..authority.len())?.copy_from_slice(authority.as_bytes());
     // From `:` to `[` lie all that make an authority odd: a port, capitals, the `@` of user info, an IPv6 address. The
     // whole buffer is looked at, because that takes no loop.
-    let odd = bytes.iter().fold(false, |odd, b| odd | (b.wrapping_sub(b':') <= b'[' - b':'));
-    if odd || host.is_empty() || host.ends_with('.') {
+    let odd = |b: u8| b.wrapping_sub(b':') <= b'[' - b':';
+    let (host, port) = if bytes.iter().fold(false, |any, b| any | odd(*b)) {
+        let host = authority.bytes().position(odd)?;
+        match port {
+            Port::Or(_) if is_normal_port(&authority.as_bytes()[host..]) => (host, ""),
+            _ => return None,
+        }
+    } else {
+        match port {
+            Port::Or(Some(80)) => (authority.len(), ":80"),
+            Port::Or(Some(443)) => (authority.len(), ":443"),
+            Port::Or(Some(_)) => return None,
+            Port::Or(None) | Port::Never => (authority.len(), ""),
+        }
+    };
+    if host == 0 || bytes[host - 1] == b'.' {
         return None;
     }
-    let len = host.len() + port.len();
-    bytes.get_mut(host.len()..len)?.copy_from_slice(port.as_bytes());
+    let len = authority.len() + port.len();
+    bytes.get_mut(authority.len()..len)?.copy_from_slice(port.as_bytes());
     // `len <= SHORT`, or there would have been no such range.
     Some(HostKey(Text::Short { len: len as u8, bytes }))
+}
+
+/// A colon and a port that has no needless zeros and, with four digits at most, needs no look at its size.
+fn is_normal_port(text: &[u8]) -> bool {
+    matches!(text, [b':', b'1'..=b'9', rest @ ..] if rest.len() < 4 && rest.iter().all(u8::is_ascii_digit))
 }
 
 /// Host (an IPv6 address with its brackets) and port text, without the user info.

@@ -95,6 +95,7 @@ impl<S> HostGate<S> {
 
     /// Calls the inner service if that is ready; else leaves it to the future, which then owns the polled instance: left
     /// in place it would keep whatever it has reserved for ever.
+    #[inline]
     fn start<B, ResB>(&mut self, mut permit: Option<Permit>, terms: Terms, request: Request<B>) -> ResponseFuture<S, B>
     where
         S: Service<Request<B>, Response = Response<ResB>> + Clone,

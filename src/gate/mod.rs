@@ -115,6 +115,7 @@ impl Gate {
     // --- what responses say ---------------------------------------------------------------------------------------
 
     /// What a response means. Its host is asked for only where that matters.
+    #[inline]
     pub(crate) fn judge(
         &self,
         host: impl FnOnce() -> Option<HostKey>,
@@ -132,6 +133,7 @@ impl Gate {
     }
 
     /// The host of a response that came over redirects from elsewhere.
+    #[inline]
     pub(crate) fn final_host(
         &self,
         asked: impl FnOnce() -> Option<HostKey>,
@@ -276,6 +278,7 @@ impl Gate {
     }
 
     /// What was set for the key, or else for its name.
+    #[inline]
     fn limits_of(&self, key: &HostKey) -> Option<Arc<Limits>> {
         if !self.any_limits.load(Ordering::Acquire) {
             return None;

@@ -48,6 +48,7 @@ enum Stage {
 }
 
 impl Permit {
+    #[inline]
     pub(super) fn new(
         gate: Arc<Gate>,
         slot: SlotId,
@@ -114,6 +115,7 @@ impl Permit {
 
     /// Tells the gate what the response meant for this permit's host, or for the one where a redirect has ended.
     /// `None` unless it was a refusal.
+    #[inline]
     pub(crate) fn settle(
         &self,
         elsewhere: Option<&HostKey>,

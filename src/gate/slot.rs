@@ -181,6 +181,7 @@ impl Slot {
     }
 
     /// The response head has arrived, the body holds the permit from here on. The clock is read only if somebody waits.
+    #[inline]
     pub(super) fn head_arrived(&mut self, now: impl FnOnce() -> Time) {
         self.bodies += 1;
         if self.only_bodies() {
@@ -190,6 +191,7 @@ impl Slot {
         }
     }
 
+    #[inline]
     pub(super) fn give_back(&mut self, body: bool) {
         self.in_flight -= 1;
         self.bodies -= u32::from(body);
@@ -217,11 +219,13 @@ impl Slot {
     }
 
     /// The next waiter, when there might be a permit for it.
+    #[inline]
     pub(super) fn next_waiter(&mut self, config: &Config) -> Option<Waker> {
         if self.is_full(config) { None } else { self.queue.as_mut()?.wake_head() }
     }
 
     /// Holds no memory once this is true.
+    #[inline]
     pub(super) fn says_nothing(&self, now: impl FnOnce() -> Time) -> bool {
         self.in_flight == 0
             && self.queue.as_ref().is_none_or(|queue| queue.is_empty())
