@@ -74,23 +74,9 @@ where
         Self { state: State::Failed { error } }
     }
 
-    /// The inner service must be ready.
     #[inline]
-    pub(crate) fn call(inner: &mut S, permit: Option<Permit>, request: Request<B>) -> Self {
-        Self { state: State::call(inner, permit, request) }
-    }
-}
-
-impl<S, B> State<S, B, S::Future>
-where
-    S: Service<Request<B>>,
-{
-    #[inline]
-    fn call(inner: &mut S, permit: Option<Permit>, mut request: Request<B>) -> Self {
-        if let Some(permit) = &permit {
-            extensions::mark_sent(&mut request, permit.sent_at());
-        }
-        Self::Calling { future: inner.call(request), permit }
+    pub(crate) fn calling(future: S::Future, permit: Option<Permit>) -> Self {
+        Self { state: State::Calling { future, permit } }
     }
 }
 
@@ -132,8 +118,9 @@ where
                     readied.map_err(Into::into)?;
                     match permit.as_mut().map_or(Ok(()), |permit| permit.send(late, &terms)) {
                         Ok(()) => {
-                            let Unsent { mut inner, request } = *unsent;
-                            state.set(State::call(&mut inner, permit, request));
+                            let Unsent { mut inner, mut request } = *unsent;
+                            extensions::mark_sent(&mut request, permit.as_ref().and_then(Permit::sent_at));
+                            state.set(State::Calling { future: inner.call(request), permit });
                         }
                         Err(waiter) => {
                             // The readied instance goes, so that whatever it has reserved is free while we wait.

@@ -86,6 +86,7 @@ impl HostKey {
         }
     }
 
+    #[inline]
     fn as_bytes(&self) -> &[u8] {
         match &self.0 {
             Text::Short { len, bytes } => &bytes[..usize::from(*len)],
@@ -185,6 +186,7 @@ pub enum By {
 }
 
 impl Keying for By {
+    #[inline]
     fn key(&self, uri: &Uri, headers: &HeaderMap, _: &Extensions) -> Option<HostKey> {
         let authority = match uri.authority() {
             Some(authority) => authority.as_str(),
@@ -218,10 +220,17 @@ fn default_port(scheme: &str) -> Option<u16> {
 }
 
 /// `[userinfo@]host[:port]` in its normal form; `None` where there is no host in it.
+#[inline]
 fn normal(authority: &str, port: Port) -> Option<HostKey> {
     if let Some(key) = plain(authority, port) {
         return Some(key);
     }
+    odd(authority, port)
+}
+
+/// What takes more than copying.
+#[cold]
+fn odd(authority: &str, port: Port) -> Option<HostKey> {
     let (host, port_text) = split(authority)?;
     let mut buffer = Buffer::default();
     match host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).map(str::parse::<Ipv6Addr>) {
@@ -239,24 +248,25 @@ fn normal(authority: &str, port: Port) -> Option<HostKey> {
 }
 
 /// The common case, a host name and perhaps a port that are normal as they stand, is only copied.
+#[inline]
 fn plain(authority: &str, port: Port) -> Option<HostKey> {
-    let mut bytes = [0; SHORT];
+    // The whole buffer is looked at, sixteen bytes at a time, because that takes no loop.
+    let mut bytes = [0; 64];
     bytes.get_mut(..authority.len())?.copy_from_slice(authority.as_bytes());
-    // From `:` to `[` lie all that make an authority odd: a port, capitals, the `@` of user info, an IPv6 address. The
-    // whole buffer is looked at, because that takes no loop.
+    // From `:` to `[` lie all that make an authority odd: a port, capitals, the `@` of user info, an IPv6 address.
     let odd = |b: u8| b.wrapping_sub(b':') <= b'[' - b':';
-    let (host, port) = if bytes.iter().fold(false, |any, b| any | odd(*b)) {
+    let (host, port) = if bytes.iter().fold(0, |any, b| any | u8::from(odd(*b))) == 0 {
+        match port {
+            Port::Or(Some(443)) => (authority.len(), ":443"),
+            Port::Or(Some(80)) => (authority.len(), ":80"),
+            Port::Or(Some(_)) => return None,
+            Port::Or(None) | Port::Never => (authority.len(), ""),
+        }
+    } else {
         let host = authority.bytes().position(odd)?;
         match port {
             Port::Or(_) if is_normal_port(&authority.as_bytes()[host..]) => (host, ""),
             _ => return None,
-        }
-    } else {
-        match port {
-            Port::Or(Some(80)) => (authority.len(), ":80"),
-            Port::Or(Some(443)) => (authority.len(), ":443"),
-            Port::Or(Some(_)) => return None,
-            Port::Or(None) | Port::Never => (authority.len(), ""),
         }
     };
     if host == 0 || bytes[host - 1] == b'.' {
@@ -264,7 +274,10 @@ fn plain(authority: &str, port: Port) -> Option<HostKey> {
     }
     let len = authority.len() + port.len();
     bytes.get_mut(authority.len()..len)?.copy_from_slice(port.as_bytes());
-    // `len <= SHORT`, or there would have been no such range.
+    if len > SHORT {
+        return None;
+    }
+    let [bytes @ .., _, _] = bytes;
     Some(HostKey(Text::Short { len: len as u8, bytes }))
 }
 

@@ -119,7 +119,8 @@ impl Hosts {
         }
     }
 
-    /// Changes the settings of one host, at once, for waiting requests too. Replaces what was set for the same text
+    /// Changes the settings of one host at once: concurrency for those who wait too, spacing from the next send on, the
+    /// budget for requests to come. Replaces what was set for the same text
     /// before; [`Limits::default`] goes back to the layer's. `host:port` wins over the name. A cap lowered below what is
     /// in flight takes nothing away; it holds from the next admission on.
     pub fn set_limits(&self, host: &str, limits: Limits) {

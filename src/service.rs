@@ -11,7 +11,6 @@ use crate::body::ResponseBody;
 use crate::extensions;
 use crate::future::{BoxError, ResponseFuture};
 use crate::gate::{Gate, Permit, Terms, Waiter};
-use crate::host::HostKey;
 
 /// A client service behind a gate. Made by [`HostGateLayer`](crate::HostGateLayer).
 ///
@@ -69,50 +68,43 @@ where
         Poll::Ready(Ok(()))
     }
 
-    fn call(&mut self, request: Request<B>) -> Self::Future {
-        let Some(key) = self.key(&request) else {
-            return self.start(None, Terms::default(), request);
-        };
+    fn call(&mut self, mut request: Request<B>) -> Self::Future {
         let terms = extensions::terms(&request);
-        match self.gate.try_enter(&key, &terms) {
-            Some(permit) => self.start(Some(permit), terms, request),
-            None => {
-                let waiter = Waiter::new(Arc::clone(&self.gate), key, terms);
-                ResponseFuture::waiting(Box::new(waiter), self.inner.clone(), request)
-            }
+        let mut permit = match self.enter(&request, &terms) {
+            Ok(permit) => permit,
+            Err(waiter) => return ResponseFuture::waiting(waiter, self.inner.clone(), request),
+        };
+        match self.inner.poll_ready(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(Ok(())) => {}
+            Poll::Ready(Err(error)) => return ResponseFuture::failed(error.into()),
+            // The future owns the polled instance: left in place it would keep whatever it has reserved for ever.
+            Poll::Pending => return ResponseFuture::readying(permit, terms, self.take_inner(), request),
         }
+        if let Some(permit) = &mut permit {
+            if let Err(waiter) = permit.send(false, &terms) {
+                // Refused in between, on another thread: the readied instance goes.
+                drop(self.take_inner());
+                return ResponseFuture::waiting(waiter, self.inner.clone(), request);
+            }
+            extensions::mark_sent(&mut request, permit.sent_at());
+        }
+        ResponseFuture::calling(self.inner.call(request), permit)
     }
 }
 
 impl<S> HostGate<S> {
-    /// `None` for a request that passes ungated.
-    fn key<B>(&self, request: &Request<B>) -> Option<HostKey> {
-        if self.gate.config.disabled {
-            return None;
-        }
-        self.gate.config.keying.key(request.uri(), request.headers(), request.extensions())
-    }
-
-    /// Calls the inner service if that is ready; else leaves it to the future, which then owns the polled instance: left
-    /// in place it would keep whatever it has reserved for ever.
+    /// A permit, if one can be had at once, or none for a request that passes ungated; else a place to wait.
     #[inline]
-    fn start<B, ResB>(&mut self, mut permit: Option<Permit>, terms: Terms, request: Request<B>) -> ResponseFuture<S, B>
-    where
-        S: Service<Request<B>, Response = Response<ResB>> + Clone,
-        S::Error: Into<BoxError>,
-    {
-        match self.inner.poll_ready(&mut Context::from_waker(Waker::noop())) {
-            Poll::Ready(Ok(())) => {}
-            Poll::Ready(Err(error)) => return ResponseFuture::failed(error.into()),
-            Poll::Pending => return ResponseFuture::readying(permit, terms, self.take_inner(), request),
+    fn enter<B>(&self, request: &Request<B>, terms: &Terms) -> Result<Option<Permit>, Box<Waiter>> {
+        if self.gate.config.disabled {
+            return Ok(None);
         }
-        match permit.as_mut().map_or(Ok(()), |permit| permit.send(false, &terms)) {
-            Ok(()) => ResponseFuture::call(&mut self.inner, permit, request),
-            Err(waiter) => {
-                // Refused in between, on another thread: the readied instance goes.
-                drop(self.take_inner());
-                ResponseFuture::waiting(waiter, self.inner.clone(), request)
-            }
+        let Some(key) = self.gate.config.keying.key(request.uri(), request.headers(), request.extensions()) else {
+            return Ok(None);
+        };
+        match self.gate.try_enter(&key, terms) {
+            Some(permit) => Ok(Some(permit)),
+            None => Err(Box::new(Waiter::new(Arc::clone(&self.gate), key, *terms))),
         }
     }
 

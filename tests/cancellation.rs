@@ -210,8 +210,11 @@ impl Service<Request<usize>> for Client {
             if fastrand::u8(..) < 8 {
                 return Err("the connection broke".into());
             }
-            let mut response = Response::new(Frames { left: fastrand::usize(..4), yielded: false, _open: open });
+            let frames = Frames { left: fastrand::usize(..4), yielded: false, open: Some(open) };
+            let mut response = Response::new(frames);
             if fastrand::u8(..) < 16 {
+                // A refusal does not count as in flight any more once its head is there.
+                response.body_mut().open = None;
                 *response.status_mut() = http::StatusCode::TOO_MANY_REQUESTS;
                 response.headers_mut().insert("retry-after-ms", http::HeaderValue::from_static("1"));
             }
@@ -223,7 +226,8 @@ impl Service<Request<usize>> for Client {
 struct Frames {
     left: usize,
     yielded: bool,
-    _open: Open,
+    /// Until the end of the body, as at a real server.
+    open: Option<Open>,
 }
 
 impl Body for Frames {
@@ -237,6 +241,7 @@ impl Body for Frames {
             return Poll::Pending;
         }
         if self.left == 0 {
+            self.open = None;
             return Poll::Ready(None);
         }
         self.left -= 1;

@@ -21,7 +21,7 @@ use http::{Extensions, HeaderMap, StatusCode};
 use self::clock::Clock;
 pub(crate) use self::permit::Permit;
 use self::slot::{Class, Slot};
-use self::table::{SlotId, Table};
+use self::table::Table;
 pub(crate) use self::waiter::Waiter;
 use crate::config::{Config, Limits, PermitUntil};
 use crate::error::{LastRefusal, Throttled};
@@ -93,16 +93,16 @@ impl Gate {
     }
 
     /// A permit, if one can be had at once. Costs a healthy host one short lock, no clock and no allocation.
+    #[inline]
     pub(crate) fn try_enter(self: &Arc<Self>, key: &HostKey, terms: &Terms) -> Option<Permit> {
         let hash = self.table.hash(key);
         let mut shard = self.table.lock(hash);
-        let slot = self.table.slot(&mut shard, hash, key, |id| self.new_slot(id, key));
+        let (id, slot) = self.table.slot(&mut shard, hash, key, |number| self.new_slot(number, key));
         if slot.ahead_of_new(terms.class()) > 0 {
             return None;
         }
         let admission = slot.admit(|| self.clock.now(), &self.config).ok()?;
         let until = terms.until.unwrap_or_else(|| slot.permit_until(&self.config));
-        let id = slot.id();
         drop(shard);
         Some(Permit::new(Arc::clone(self), id, admission, until, terms, terms.waited_before()))
     }
@@ -199,12 +199,11 @@ impl Gate {
         let now = self.clock.now();
         let hash = self.table.hash(key);
         let mut shard = self.table.lock(hash);
-        shard.sweep(now);
-        let slot = self.table.slot(&mut shard, hash, key, |id| self.new_slot(id, key));
+        self.table.sweep(&mut shard, now);
+        let (id, slot) = self.table.slot(&mut shard, hash, key, |number| self.new_slot(number, key));
         let result = change(slot, now);
         let wakers = slot.refuse_hopeless(now, &self.config);
         if slot.says_nothing(|| now) {
-            let id = slot.id();
             shard.remove(id);
         }
         drop(shard);
@@ -227,13 +226,10 @@ impl Gate {
     pub(crate) fn clear(&self, key: &HostKey) {
         let hash = self.table.hash(key);
         let mut shard = self.table.lock(hash);
-        let Some(slot) = shard.get(hash, key) else {
-            return;
-        };
+        let (id, slot) = self.table.slot(&mut shard, hash, key, |number| self.new_slot(number, key));
         slot.paced = None;
         let next = slot.next_waiter(&self.config);
         if slot.says_nothing(|| self.clock.now()) {
-            let id = slot.id();
             shard.remove(id);
         }
         drop(shard);
@@ -266,7 +262,7 @@ impl Gate {
     pub(crate) fn snapshots(&self, wanted: impl Fn(&HostKey) -> bool) -> Vec<HostSnapshot> {
         let mut found = Vec::new();
         for mut shard in self.table.shards() {
-            shard.sweep(self.clock.now());
+            self.table.sweep(&mut shard, self.clock.now());
             let slots = shard.iter_mut().filter(|slot| wanted(slot.key()));
             found.extend(slots.filter_map(|slot| slot.snapshot(&self.clock, &self.config)));
         }
@@ -280,15 +276,18 @@ impl Gate {
     /// What was set for the key, or else for its name.
     #[inline]
     fn limits_of(&self, key: &HostKey) -> Option<Arc<Limits>> {
-        if !self.any_limits.load(Ordering::Acquire) {
-            return None;
-        }
+        if self.any_limits.load(Ordering::Acquire) { self.look_up_limits(key) } else { None }
+    }
+
+    #[cold]
+    fn look_up_limits(&self, key: &HostKey) -> Option<Arc<Limits>> {
         let map = self.limits.read().unwrap_or_else(PoisonError::into_inner);
         map.get(key).or_else(|| map.get(&HostKey::new(key.name()))).cloned()
     }
 
-    fn new_slot(&self, id: SlotId, key: &HostKey) -> Slot {
-        Slot::new(id, key.clone(), self.limits_of(key))
+    #[inline]
+    fn new_slot(&self, number: u64, key: &HostKey) -> Slot {
+        Slot::new(number, key.clone(), self.limits_of(key))
     }
 
     fn warn_of_unread_bodies(&self, key: &HostKey, in_flight: usize) {

@@ -100,12 +100,13 @@ impl Permit {
                 self.stage = Stage::Over;
                 slot.no_longer_unsent(admission);
                 slot.give_back(false);
-                Err(Box::new(Waiter::rejoin(&gate, slot, *terms, self.story().waited)))
+                Err(Box::new(Waiter::rejoin(&gate, self.slot.hash, slot, *terms, self.story().waited)))
             }
         }
     }
 
     /// The response head is here and its body keeps the permit.
+    #[inline]
     pub(crate) fn head_arrived(&mut self) {
         self.stage = Stage::Body;
         if let Some(slot) = self.gate.table.lock(self.slot.hash).by_id(self.slot) {
@@ -123,11 +124,21 @@ impl Permit {
         status: StatusCode,
         headers: &HeaderMap,
     ) -> Option<Throttled> {
-        let Story { sent, waited, label } = self.story();
         // A request of which no send was recorded counts as sent before any refusal: its success says nothing.
-        if outcome == Outcome::Neutral || (outcome == Outcome::Success && sent.is_none()) {
+        if outcome == Outcome::Success && self.sent_at().is_none() {
             return None;
         }
+        self.report(elsewhere, outcome, status, headers)
+    }
+
+    fn report(
+        &self,
+        elsewhere: Option<&HostKey>,
+        outcome: Outcome,
+        status: StatusCode,
+        headers: &HeaderMap,
+    ) -> Option<Throttled> {
+        let Story { sent, waited, label } = self.story();
         let key = elsewhere.cloned().or_else(|| self.key())?;
         match outcome {
             Outcome::Neutral => None,
@@ -146,6 +157,7 @@ impl Permit {
         self.story.as_deref().copied().unwrap_or_default()
     }
 
+    #[inline]
     pub(crate) fn gate(&self) -> &Arc<Gate> {
         &self.gate
     }
@@ -155,17 +167,20 @@ impl Permit {
         self.gate.table.lock(self.slot.hash).by_id(self.slot).map(|slot| slot.key().clone())
     }
 
+    #[inline]
     pub(crate) fn until(&self) -> PermitUntil {
         self.until
     }
 
     /// When the request went out, for a retry policy below that reports on its own.
+    #[inline]
     pub(crate) fn sent_at(&self) -> Option<Time> {
         self.story.as_ref()?.sent
     }
 }
 
 impl Drop for Permit {
+    #[inline]
     fn drop(&mut self) {
         let (admission, body) = match self.stage {
             Stage::Admitted(admission) => (admission, false),
@@ -181,8 +196,8 @@ impl Drop for Permit {
         slot.no_longer_unsent(admission);
         slot.give_back(body);
         let next = slot.next_waiter(&gate.config);
-        if slot.says_nothing(|| gate.clock.now()) {
-            shard.remove(self.slot);
+        if slot.is_idle() {
+            shard.tidy();
         }
         drop(shard);
         next.into_iter().for_each(Waker::wake);

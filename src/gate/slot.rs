@@ -8,7 +8,6 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::clock::Clock;
-use super::table::SlotId;
 use crate::config::{Config, Limits, PermitUntil};
 use crate::error::{Details, LastRefusal, RateLimited, Reason};
 use crate::host::HostKey;
@@ -17,7 +16,8 @@ use crate::pace::{Reactive, Rules, Time};
 
 #[derive(Debug)]
 pub(super) struct Slot {
-    id: SlotId,
+    /// See `SlotId`.
+    number: u64,
     key: HostKey,
     /// What was set for this host; `None` is the layer's.
     pub(super) limits: Option<Arc<Limits>>,
@@ -70,12 +70,12 @@ pub(super) struct Outlook {
 }
 
 impl Slot {
-    pub(super) fn new(id: SlotId, key: HostKey, limits: Option<Arc<Limits>>) -> Self {
-        Self { id, key, limits, in_flight: 0, bodies: 0, unsent: 0, queue: None, paced: None }
+    pub(super) fn new(number: u64, key: HostKey, limits: Option<Arc<Limits>>) -> Self {
+        Self { number, key, limits, in_flight: 0, bodies: 0, unsent: 0, queue: None, paced: None }
     }
 
-    pub(super) fn id(&self) -> SlotId {
-        self.id
+    pub(super) fn number(&self) -> u64 {
+        self.number
     }
 
     pub(super) fn key(&self) -> &HostKey {
@@ -84,6 +84,7 @@ impl Slot {
 
     // --- settings -------------------------------------------------------------------------------------------------
 
+    #[inline]
     fn concurrency(&self, config: &Config) -> usize {
         self.limit(|limits| limits.concurrency).unwrap_or(config.concurrency)
     }
@@ -92,6 +93,7 @@ impl Slot {
         self.limit(|limits| limits.max_wait).unwrap_or(config.max_wait)
     }
 
+    #[inline]
     pub(super) fn permit_until(&self, config: &Config) -> PermitUntil {
         self.limit(|limits| limits.permit_until).unwrap_or(config.permit_until)
     }
@@ -100,6 +102,7 @@ impl Slot {
         Rules { spacing: self.limit(|limits| limits.spacing).unwrap_or(config.rules.spacing), ..config.rules }
     }
 
+    #[inline]
     fn limit<T>(&self, read: impl FnOnce(&Limits) -> Option<T>) -> Option<T> {
         self.limits.as_deref().and_then(read)
     }
@@ -115,6 +118,7 @@ impl Slot {
     }
 
     /// How many would be in front of a newcomer of this class.
+    #[inline]
     pub(super) fn ahead_of_new(&self, class: Class) -> usize {
         self.queue.as_ref().map_or(0, |queue| queue.ahead_of_new(class))
     }
@@ -123,6 +127,7 @@ impl Slot {
 
     /// Takes a permit if the next request may go now. Whether it is its turn is for the caller to know. Reads the clock
     /// only where the host paces.
+    #[inline]
     pub(super) fn admit(&mut self, now: impl FnOnce() -> Time, config: &Config) -> Result<Admission, Blocked> {
         if self.is_full(config) {
             return Err(Blocked::ByPermits);
@@ -145,6 +150,7 @@ impl Slot {
         Ok(Admission::Free)
     }
 
+    #[inline]
     fn take_permit(&mut self) {
         self.in_flight += 1;
         if let Some(queue) = &mut self.queue {
@@ -174,6 +180,7 @@ impl Slot {
         Ok(at)
     }
 
+    #[inline]
     pub(super) fn no_longer_unsent(&mut self, admission: Admission) {
         if admission == Admission::Paced {
             self.unsent -= 1;
@@ -201,11 +208,13 @@ impl Slot {
         self.in_flight as usize
     }
 
+    #[inline]
     pub(super) fn is_full(&self, config: &Config) -> bool {
         self.in_flight() >= self.concurrency(config)
     }
 
     /// Every request in flight has its head and is waiting for somebody to read its body.
+    #[inline]
     fn only_bodies(&self) -> bool {
         self.in_flight > 0 && self.bodies == self.in_flight
     }
@@ -224,8 +233,13 @@ impl Slot {
         if self.is_full(config) { None } else { self.queue.as_mut()?.wake_head() }
     }
 
-    /// Holds no memory once this is true.
+    /// Nothing is going on, and there is nothing to remember.
     #[inline]
+    pub(super) fn is_idle(&self) -> bool {
+        self.in_flight == 0 && self.paced.is_none() && self.queue.as_ref().is_none_or(|queue| queue.is_empty())
+    }
+
+    /// Idle, or as good as that: what there was to remember has gone cold.
     pub(super) fn says_nothing(&self, now: impl FnOnce() -> Time) -> bool {
         self.in_flight == 0
             && self.queue.as_ref().is_none_or(|queue| queue.is_empty())

@@ -11,6 +11,7 @@ use tokio::time::{Sleep, sleep_until};
 
 use super::permit::Permit;
 use super::slot::{Blocked, Class, Outlook, Place, Slot};
+use super::table::SlotId;
 use super::{Gate, Terms};
 use crate::error::RateLimited;
 use crate::host::HostKey;
@@ -66,7 +67,7 @@ impl Waiter {
     }
 
     /// A request that has given its permit back, having `waited` so far, and is the next to go again.
-    pub(super) fn rejoin(gate: &Arc<Gate>, slot: &mut Slot, terms: Terms, waited: Duration) -> Self {
+    pub(super) fn rejoin(gate: &Arc<Gate>, hash: u64, slot: &mut Slot, terms: Terms, waited: Duration) -> Self {
         let since = gate.clock.now();
         let deadline = since.after(terms.left(slot.max_wait(&gate.config), waited));
         let place = slot.queue().join(Class::Again, deadline);
@@ -76,7 +77,7 @@ impl Waiter {
             slot.queue().refuse(place, estimate);
         }
         let wait = Wait { place, since, deadline, paced_before: slot.queue().paced_for(since) };
-        let (gate, hash, key) = (Arc::clone(gate), slot.id().hash, slot.key().clone());
+        let (gate, key) = (Arc::clone(gate), slot.key().clone());
         Self { gate, hash, key, terms, before: waited, wait: Some(wait), timer: None }
     }
 
@@ -122,9 +123,9 @@ impl Waiter {
         let config = &gate.config;
         let now = gate.clock.now();
         let mut shard = gate.table.lock(self.hash);
-        let slot = gate.table.slot(&mut shard, self.hash, &self.key, |id| gate.new_slot(id, &self.key));
+        let (id, slot) = gate.table.slot(&mut shard, self.hash, &self.key, |number| gate.new_slot(number, &self.key));
 
-        let blocked = match self.try_admit(slot, now) {
+        let blocked = match self.try_admit(id, slot, now) {
             Ok(permit) => {
                 let (paced, next) = self.leave(slot, now);
                 drop(shard);
@@ -137,7 +138,6 @@ impl Waiter {
         if let Some(error) = self.refuse(slot, now) {
             let (paced, next) = self.leave(slot, now);
             if slot.says_nothing(|| now) {
-                let id = slot.id();
                 shard.remove(id);
             }
             drop(shard);
@@ -176,7 +176,7 @@ impl Waiter {
     }
 
     /// A permit, if it is our turn and the host admits. `Err(None)` when others are first.
-    fn try_admit(&self, slot: &mut Slot, now: Time) -> Result<Permit, Option<Blocked>> {
+    fn try_admit(&self, id: SlotId, slot: &mut Slot, now: Time) -> Result<Permit, Option<Blocked>> {
         let our_turn = match &self.wait {
             Some(wait) => slot.queue().is_head(wait.place),
             None => slot.ahead_of_new(self.terms.class()) == 0,
@@ -188,7 +188,7 @@ impl Waiter {
         let until = self.terms.until.unwrap_or_else(|| slot.permit_until(&self.gate.config));
         let waited = self.before.saturating_add(self.waited(now));
         let gate = Arc::clone(&self.gate);
-        Ok(Permit::new(gate, slot.id(), admission, until, &self.terms, waited))
+        Ok(Permit::new(gate, id, admission, until, &self.terms, waited))
     }
 
     /// The error, if this request has no prospect of being admitted within its budget.
@@ -275,12 +275,10 @@ impl Drop for Waiter {
         let gate = Arc::clone(&self.gate);
         let now = gate.clock.now();
         let mut shard = gate.table.lock(self.hash);
-        let Some(slot) = shard.get(self.hash, &self.key) else {
-            return;
-        };
+        // Invariant: a slot with a waiter is never removed, so this finds it.
+        let (id, slot) = gate.table.slot(&mut shard, self.hash, &self.key, |number| gate.new_slot(number, &self.key));
         let (paced, next) = self.leave(slot, now);
         if slot.says_nothing(|| now) {
-            let id = slot.id();
             shard.remove(id);
         }
         drop(shard);

@@ -70,6 +70,7 @@ impl Outcome {
     }
 
     /// The unit is asked for only where there may be a hint to read.
+    #[inline]
     pub(crate) fn judged(status: StatusCode, headers: &HeaderMap, unit: impl FnOnce() -> RetryAfterUnit) -> Self {
         let hint = || hint(headers, SystemTime::now(), unit());
         match status {
