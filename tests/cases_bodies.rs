@@ -4,9 +4,7 @@
 
 mod support;
 
-use std::io;
 use std::pin::{Pin, pin};
-use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -15,6 +13,7 @@ use futures_util::FutureExt;
 use http::{HeaderMap, Method, Request, Response};
 use http_body::{Body, Frame, SizeHint};
 use http_body_util::BodyExt;
+use support::log::Log;
 use support::script::{Reply, Script, ScriptBody, get};
 use tokio::time::{Instant, sleep};
 use tower::{BoxError, Layer, ServiceExt};
@@ -350,39 +349,4 @@ async fn there_is_no_warning_while_pacing_is_the_reason() {
     send(&gated, get(URI)).await.unwrap();
     drop(unread);
     assert_eq!(log.warnings(), 0, "{}", log.text());
-}
-
-/// What is logged on this thread while the guard lives.
-#[derive(Clone, Default)]
-struct Log(Arc<Mutex<Vec<u8>>>);
-
-impl Log {
-    fn capture() -> (Self, tracing::subscriber::DefaultGuard) {
-        let log = Self::default();
-        let writer = log.clone();
-        let subscriber = tracing_subscriber::fmt()
-            .with_max_level(tracing::Level::TRACE)
-            .with_ansi(false)
-            .with_writer(move || writer.clone())
-            .finish();
-        (log, tracing::subscriber::set_default(subscriber))
-    }
-
-    fn text(&self) -> String {
-        String::from_utf8(self.0.lock().unwrap().clone()).unwrap()
-    }
-
-    fn warnings(&self) -> usize {
-        self.text().lines().filter(|line| line.contains(" WARN ")).count()
-    }
-}
-
-impl io::Write for Log {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.lock().unwrap().extend_from_slice(bytes);
-        Ok(bytes.len())
-    }
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
 }

@@ -4,11 +4,11 @@
 
 mod support;
 
-use std::io;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use http::Request;
+use support::log::Log;
 use support::script::{Reply, Script, get};
 use tokio::task::JoinHandle;
 use tokio::time::sleep;
@@ -312,35 +312,4 @@ async fn a_label_stays_with_the_request_and_reaches_the_inner_service() {
         Ok::<_, std::convert::Infallible>(http::Response::new(String::new()))
     }));
     gated.oneshot(with(Label("feed"))).await.unwrap();
-}
-
-/// What is logged on this thread while the guard lives.
-#[derive(Clone, Default)]
-struct Log(Arc<Mutex<Vec<u8>>>);
-
-impl Log {
-    fn capture() -> (Self, tracing::subscriber::DefaultGuard) {
-        let log = Self::default();
-        let writer = log.clone();
-        let subscriber = tracing_subscriber::fmt()
-            .with_max_level(tracing::Level::TRACE)
-            .with_ansi(false)
-            .with_writer(move || writer.clone())
-            .finish();
-        (log, tracing::subscriber::set_default(subscriber))
-    }
-
-    fn text(&self) -> String {
-        String::from_utf8(self.0.lock().unwrap().clone()).unwrap()
-    }
-}
-
-impl io::Write for Log {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.lock().unwrap().extend_from_slice(bytes);
-        Ok(bytes.len())
-    }
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
 }

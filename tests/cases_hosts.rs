@@ -5,12 +5,12 @@
 mod support;
 
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::io;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use http::header::{AUTHORIZATION, HOST};
 use http::{Extensions, HeaderMap, Method, Request, Uri};
+use support::log::Log;
 use support::script::{Reply, Script, get};
 use tokio::time::sleep;
 use tower::buffer::Buffer;
@@ -423,7 +423,7 @@ async fn a04_no_key_error_event_or_debug_output_says_a_secret() {
     let told = Told::default();
     let layer = HostGateLayer::new().observer(told.clone());
     let inner = tower::service_fn(async |request: Request<String>| match request.uri().path() {
-        "/canary/throttled" => Ok::<_, io::Error>(
+        "/canary/throttled" => Ok::<_, std::io::Error>(
             http::Response::builder().status(429).header("retry-after", "30").body(String::new()).unwrap(),
         ),
         _ => Ok(http::Response::new("hello".to_owned())),
@@ -475,36 +475,5 @@ impl Observer for Told {
     }
     fn shed(&self, event: &ShedEvent<'_>) {
         *self.0.lock().unwrap() += &format!("{event:?}");
-    }
-}
-
-/// What is logged on this thread while the guard lives.
-#[derive(Clone, Default)]
-struct Log(Arc<Mutex<Vec<u8>>>);
-
-impl Log {
-    fn capture() -> (Self, tracing::subscriber::DefaultGuard) {
-        let log = Self::default();
-        let writer = log.clone();
-        let subscriber = tracing_subscriber::fmt()
-            .with_max_level(tracing::Level::TRACE)
-            .with_ansi(false)
-            .with_writer(move || writer.clone())
-            .finish();
-        (log, tracing::subscriber::set_default(subscriber))
-    }
-
-    fn text(&self) -> String {
-        String::from_utf8(self.0.lock().unwrap().clone()).unwrap()
-    }
-}
-
-impl io::Write for Log {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.lock().unwrap().extend_from_slice(bytes);
-        Ok(bytes.len())
-    }
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
     }
 }

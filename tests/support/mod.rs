@@ -4,6 +4,7 @@
 //! |---|---|---|
 //! | [`script`] | an inner service that answers from a script and records every send | paused or real |
 //! | [`provider`] | a hyper server with a handler of the test's own, over HTTP/1, HTTP/2 and TLS | real |
+//! | [`log`] | what is logged on a thread | any |
 //! | [`client`] | hyper clients for those servers | real |
 //! | [`servers`] | nginx and HAProxy as child processes | real |
 
@@ -11,6 +12,7 @@
 #![allow(unreachable_pub, reason = "`pub` is this module's interface to the test file that includes it")]
 
 pub mod client;
+pub mod log;
 pub mod provider;
 pub mod script;
 pub mod servers;
