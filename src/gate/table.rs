@@ -1,7 +1,7 @@
 //! The hosts that have something to say, in sharded locks.
 //!
-//! Keys come from strangers, so the hash is seeded, at random. A lock is held for a handful of instructions, never across an await:
-//! no function in this crate is `async` while it holds one.
+//! Keys come from strangers, so the hash is seeded, at random. A lock is held for a handful of instructions, never across
+//! an await: no function in this crate is `async` while it holds one.
 
 use std::hash::BuildHasher;
 use std::sync::{Mutex, MutexGuard, PoisonError};
