@@ -18,6 +18,30 @@ pin_project! {
     /// [`PermitUntil`](crate::PermitUntil) for the way out.
     ///
     /// `Default` is an empty body that holds nothing, whatever `B` is.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropped at any moment it gives the permit back.
+    ///
+    /// ```
+    /// use http_body_util::BodyExt;
+    /// use tower::{Layer, ServiceExt};
+    /// use tower_host_gate::HostGateLayer;
+    /// # use std::convert::Infallible;
+    /// # use http::{Request, Response};
+    /// # async fn fetch(_: Request<String>) -> Result<Response<String>, Infallible> { Ok(Response::new("feed".into())) }
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), tower::BoxError> {
+    ///
+    /// let layer = HostGateLayer::new();
+    /// let request = Request::get("https://example.com/").body(String::new())?;
+    /// let response = layer.layer(tower::service_fn(fetch)).oneshot(request).await?;
+    /// assert_eq!(layer.hosts().get("example.com").unwrap().in_flight, 1);
+    /// assert_eq!(response.into_body().collect().await?.to_bytes(), "feed");
+    /// assert!(layer.hosts().get("example.com").is_none());
+    /// # Ok(())
+    /// # }
+    /// ```
     pub struct ResponseBody<B> {
         #[pin]
         inner: Option<B>,

@@ -110,6 +110,15 @@ impl fmt::Debug for Config {
 }
 
 /// A setting read from the environment that is no whole number. Names the variable.
+///
+/// ```no_run
+/// use tower_host_gate::HostGateLayer;
+///
+/// let layer = HostGateLayer::from_env().unwrap_or_else(|error| {
+///     eprintln!("{error}; going on with the default instead of {}", error.variable());
+///     HostGateLayer::new()
+/// });
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConfigError {
     variable: String,
@@ -156,6 +165,28 @@ pub enum PermitUntil {
 }
 
 /// How a request that is shed comes back.
+///
+/// ```
+/// use std::time::Duration;
+/// use tower::{Layer, ServiceExt};
+/// use tower_host_gate::{HostGateLayer, OnShed, Shed};
+/// # use std::convert::Infallible;
+/// # use http::{Request, Response};
+/// # async fn fetch(_: Request<String>) -> Result<Response<String>, Infallible> { Ok(Response::default()) }
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), tower::BoxError> {
+///
+/// let layer = HostGateLayer::new().on_shed(OnShed::Response).max_wait(Duration::ZERO);
+/// layer.hosts().penalize("example.com:443", Duration::from_secs(9));
+///
+/// let request = Request::get("https://example.com/").body(String::new())?;
+/// let response = layer.layer(tower::service_fn(fetch)).oneshot(request).await?;
+/// assert_eq!(response.status(), 429);
+/// assert_eq!(response.headers()["retry-after"], "9");
+/// assert!(response.extensions().get::<Shed>().is_some());
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum OnShed {

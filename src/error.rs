@@ -51,6 +51,19 @@ pub(crate) struct LastRefusal {
 }
 
 /// Why a request was shed.
+///
+/// ```
+/// use tower_host_gate::{RateLimited, Reason};
+///
+/// fn advice(limited: &RateLimited) -> &'static str {
+///     match limited.reason() {
+///         Reason::Cooldown | Reason::Spacing => "come back later",
+///         Reason::InFlight => "read or drop the responses you have",
+///         _ => "ask for less at a time",
+///     }
+/// }
+/// assert_eq!(Reason::InFlight.to_string(), "in-flight");
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Reason {
@@ -212,6 +225,26 @@ impl serde::Serialize for RateLimited {
 }
 
 /// Response extension on a refusal that passed through the gate: the server's answer, with what the gate made of it.
+///
+/// ```
+/// use tower::{Layer, ServiceExt};
+/// use tower_host_gate::{HostGateLayer, Throttled};
+/// # use std::{convert::Infallible, time::Duration};
+/// # use http::{Request, Response};
+/// # async fn fetch(_: Request<String>) -> Result<Response<String>, Infallible> {
+/// #     Ok(Response::builder().status(429).header("retry-after", "5").body(String::new()).unwrap())
+/// # }
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), tower::BoxError> {
+///
+/// // A server that answers 429 with `Retry-After: 5`.
+/// let client = HostGateLayer::new().layer(tower::service_fn(fetch));
+/// let response = client.oneshot(Request::get("https://example.com/").body(String::new())?).await?;
+/// let throttled = response.extensions().get::<Throttled>().unwrap();
+/// assert_eq!((throttled.retry_after, throttled.streak), (Duration::from_secs(5), 1));
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Throttled {
@@ -228,6 +261,15 @@ pub struct Throttled {
 /// Response extension marking a 429 that the gate made up because the request was shed ([`OnShed::Response`]).
 ///
 /// [`OnShed::Response`]: crate::OnShed::Response
+///
+/// ```
+/// use tower_host_gate::Shed;
+///
+/// fn shed_by_the_gate<B>(response: &http::Response<B>) -> Option<String> {
+///     response.extensions().get::<Shed>().map(|shed| shed.error().to_string())
+/// }
+/// # assert_eq!(shed_by_the_gate(&http::Response::new(())), None);
+/// ```
 #[derive(Clone, Debug)]
 pub struct Shed(pub(crate) RateLimited);
 

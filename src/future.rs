@@ -26,6 +26,26 @@ pin_project! {
     /// The future of a [`HostGate`](crate::HostGate).
     ///
     /// Waits for a permit, readies the inner service, calls it, and reports what the response head means.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropped at any moment it leaves nothing behind.
+    ///
+    /// ```
+    /// use tower::{Layer, Service};
+    /// use tower_host_gate::{HostGateLayer, ResponseFuture};
+    /// # use std::convert::Infallible;
+    /// # use http::{Request, Response};
+    /// # async fn fetch(_: Request<String>) -> Result<Response<String>, Infallible> { Ok(Response::default()) }
+    ///
+    /// let layer = HostGateLayer::new();
+    /// let mut client = layer.layer(tower::service_fn(fetch));
+    /// let future: ResponseFuture<_, _> = client.call(Request::get("https://example.com/").body(String::new())?);
+    /// assert_eq!(layer.hosts().get("example.com").unwrap().in_flight, 1);
+    /// drop(future);
+    /// assert!(layer.hosts().get("example.com").is_none());
+    /// # Ok::<(), http::Error>(())
+    /// ```
     pub struct ResponseFuture<S, B>
     where
         S: Service<Request<B>>,

@@ -121,6 +121,13 @@ impl FromStr for HostKey {
 }
 
 /// A text that names no host.
+///
+/// ```
+/// use tower_host_gate::{HostKey, InvalidHost};
+///
+/// let error: InvalidHost = "two words".parse::<HostKey>().unwrap_err();
+/// assert!(error.to_string().starts_with("not a host name"));
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InvalidHost(());
 
@@ -173,6 +180,18 @@ where
 /// The host is lower-cased, one trailing dot is dropped, IPv6 addresses are written in their canonical form. IPv4
 /// addresses in odd forms (`127.1`, `0x7f.0.0.1`) keep their text: `http::Uri` does not interpret them either. A request
 /// in origin form (`GET /path`) is keyed on its `Host` header; without a host the request passes ungated.
+///
+/// ```
+/// use http::{Extensions, HeaderMap, Uri};
+/// use tower_host_gate::{By, HostGateLayer, Keying};
+///
+/// let uri = Uri::from_static("https://Example.com/feed");
+/// let key = |by: By| by.key(&uri, &HeaderMap::new(), &Extensions::new()).unwrap();
+/// assert_eq!(key(By::Authority), "example.com:443");
+/// assert_eq!(key(By::Host), "example.com");
+///
+/// let layer = HostGateLayer::new().keying(By::Host);
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum By {

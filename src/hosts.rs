@@ -36,6 +36,13 @@ pub struct Hosts {
 }
 
 /// What a gate knows of one host at one moment. Durations are what is left, zero when there is none.
+///
+/// ```
+/// # let hosts = tower_host_gate::HostGateLayer::new().hosts();
+/// for host in hosts.snapshot() {
+///     println!("{}: {} in flight, {} waiting, next in {:?}", host.host, host.in_flight, host.queued, host.next_send);
+/// }
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
@@ -237,6 +244,18 @@ fn poll_sent(waiter: &mut Waiter, cx: &mut Context<'_>) -> Poll<Result<Permit, R
 /// The right to have one request in flight. See [`Hosts::acquire`].
 ///
 /// Given back when dropped; dropped without [`settle`](Self::settle) nothing is learnt from it.
+///
+/// ```
+/// use std::time::Duration;
+/// use tower_host_gate::{HostGateLayer, Outcome};
+///
+/// let hosts = HostGateLayer::new().hosts();
+/// let uri = http::Uri::from_static("https://example.com/");
+/// let permit = hosts.try_acquire(&uri).unwrap();
+/// assert!(hosts.try_acquire(&uri).is_err());
+/// permit.settle(Outcome::Throttled { hint: Some(Duration::from_secs(5)), soft: false });
+/// assert!(hosts.try_acquire(&uri).unwrap_err().retry_after() > Duration::from_secs(4));
+/// ```
 #[derive(Debug)]
 #[must_use = "the permit is given back when dropped"]
 pub struct Permit(Option<gate::Permit>);

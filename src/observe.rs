@@ -58,6 +58,19 @@ pub trait Observer: Send + Sync + 'static {
 }
 
 /// See [`Observer::waited`].
+///
+/// ```
+/// use tower_host_gate::observe::{Observer, WaitEvent};
+///
+/// struct Log;
+///
+/// impl Observer for Log {
+///     fn waited(&self, event: &WaitEvent<'_>) {
+///         println!("{}: {} after {:?}", event.host, event.outcome.as_str(), event.waited);
+///     }
+/// }
+/// # tower_host_gate::HostGateLayer::new().observer(Log);
+/// ```
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct WaitEvent<'a> {
@@ -76,6 +89,12 @@ pub struct WaitEvent<'a> {
 }
 
 /// How a wait ended.
+///
+/// ```
+/// use tower_host_gate::observe::WaitOutcome;
+///
+/// assert_eq!(WaitOutcome::Acquired.as_str(), "acquired");
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum WaitOutcome {
@@ -99,6 +118,19 @@ impl WaitOutcome {
 }
 
 /// See [`Observer::throttled`].
+///
+/// ```
+/// use tower_host_gate::observe::{Observer, ThrottleEvent};
+///
+/// struct Log;
+///
+/// impl Observer for Log {
+///     fn throttled(&self, event: &ThrottleEvent<'_>) {
+///         println!("{}: {}, held for {:?}", event.host, event.status, event.hold);
+///     }
+/// }
+/// # tower_host_gate::HostGateLayer::new().observer(Log);
+/// ```
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct ThrottleEvent<'a> {
@@ -119,6 +151,19 @@ pub struct ThrottleEvent<'a> {
 }
 
 /// See [`Observer::shed`].
+///
+/// ```
+/// use tower_host_gate::observe::{Observer, ShedEvent};
+///
+/// struct Log;
+///
+/// impl Observer for Log {
+///     fn shed(&self, event: &ShedEvent<'_>) {
+///         println!("{:?}: {}", event.label, event.error);
+///     }
+/// }
+/// # tower_host_gate::HostGateLayer::new().observer(Log);
+/// ```
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct ShedEvent<'a> {

@@ -27,6 +27,24 @@ use crate::gate::{Gate, Permit, Terms, Waiter};
 ///
 /// Dropping the future or the response body at any moment leaves nothing behind: no permit, no booking, no place in the
 /// queue. A future that is never polled may hold its permit until it is dropped, but no place in the queue.
+///
+/// # Examples
+///
+/// ```
+/// use tower::{Layer, ServiceExt};
+/// use tower_host_gate::{HostGate, HostGateLayer};
+/// # use std::convert::Infallible;
+/// # use http::{Request, Response};
+/// # async fn fetch(_: Request<String>) -> Result<Response<String>, Infallible> { Ok(Response::default()) }
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), tower::BoxError> {
+///
+/// let client: HostGate<_> = HostGateLayer::new().layer(tower::service_fn(fetch));
+/// let request = Request::get("https://example.com/").body(String::new())?;
+/// assert_eq!(client.clone().oneshot(request).await?.status(), 200);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone)]
 pub struct HostGate<S> {
     inner: S,

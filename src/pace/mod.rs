@@ -13,6 +13,12 @@ use std::time::Duration;
 pub(crate) use reactive::Reactive;
 
 /// How the gate paces a host once it has refused a request.
+///
+/// ```
+/// use tower_host_gate::{HostGateLayer, Pacing};
+///
+/// let layer = HostGateLayer::new().pacing(Pacing::Reactive);
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Pacing {

@@ -10,6 +10,18 @@ pub use retry_after::RetryAfterUnit;
 pub(crate) use retry_after::{hint, raw};
 
 /// What a response means for the pacing of its host.
+///
+/// ```
+/// use std::time::Duration;
+/// use http::{HeaderMap, HeaderValue, StatusCode};
+/// use tower_host_gate::Outcome;
+///
+/// let mut headers = HeaderMap::new();
+/// headers.insert("retry-after", HeaderValue::from_static("30"));
+/// let asked = Outcome::Throttled { hint: Some(Duration::from_secs(30)), soft: false };
+/// assert_eq!(Outcome::of(StatusCode::SERVICE_UNAVAILABLE, &headers), asked);
+/// assert_eq!(Outcome::of(StatusCode::SERVICE_UNAVAILABLE, &HeaderMap::new()), Outcome::Neutral);
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// The host answered. Ends a streak of refusals when the request was sent after the last of them.

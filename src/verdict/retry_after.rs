@@ -33,6 +33,13 @@ use http::HeaderMap;
 /// The unit in which a host means the numbers of its `Retry-After`.
 ///
 /// Dates, and numbers so large that they are Unix times, mean the same in either.
+///
+/// ```
+/// use tower_host_gate::{HostGateLayer, Limits, RetryAfterUnit};
+///
+/// let layer = HostGateLayer::new()
+///     .per_host("odd.example", Limits::default().retry_after_unit(RetryAfterUnit::Millis));
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum RetryAfterUnit {
