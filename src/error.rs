@@ -115,7 +115,8 @@ impl RateLimited {
         self.0.retry_after
     }
 
-    /// What the server itself asked for in its last refusal, uncapped.
+    /// What the server itself asked for in its last refusal, uncapped: it may be [`Duration::MAX`], which added to an
+    /// `Instant` panics.
     pub fn asked(&self) -> Option<Duration> {
         self.0.refusal.as_ref()?.asked
     }
@@ -256,6 +257,8 @@ pub struct Throttled {
     pub waited: Duration,
     /// A 403 without a hint: perhaps about the URL.
     pub soft: bool,
+    /// Charged to another host than the one that was asked, at the end of a redirect below the gate.
+    pub elsewhere: bool,
 }
 
 /// Response extension marking a 429 that the gate made up because the request was shed ([`OnShed::Response`]).

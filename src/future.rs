@@ -62,8 +62,7 @@ pin_project! {
         /// For the permit. Nothing of the inner service is reserved.
         Waiting { waiter: Box<Waiter>, unsent: Box<Unsent<S, B>> },
         /// For the inner service, with the permit in hand (none: ungated).
-        /// `late` once time has passed since the permit was granted.
-        Readying { permit: Option<Permit>, terms: Terms, late: bool, unsent: Box<Unsent<S, B>> },
+        Readying { permit: Option<Permit>, terms: Terms, unsent: Box<Unsent<S, B>> },
         /// For the response head.
         Calling { #[pin] future: F, permit: Option<Permit> },
         Failed { error: BoxError },
@@ -87,7 +86,7 @@ where
     }
 
     pub(crate) fn readying(permit: Option<Permit>, terms: Terms, inner: S, request: Request<B>) -> Self {
-        Self { state: State::Readying { permit, terms, late: true, unsent: Box::new(Unsent { inner, request }) } }
+        Self { state: State::Readying { permit, terms, unsent: Box::new(Unsent { inner, request }) } }
     }
 
     pub(crate) fn failed(error: BoxError) -> Self {
@@ -120,23 +119,19 @@ where
                     match admitted {
                         Ok(permit) => {
                             let terms = *waiter.terms();
-                            state.set(State::Readying { permit: Some(permit), terms, late: false, unsent });
+                            state.set(State::Readying { permit: Some(permit), terms, unsent });
                         }
                         Err(error) => return Poll::Ready(shed(waiter.gate(), error)),
                     }
                 }
-                StateProj::Readying { unsent, late, .. } => {
-                    let Poll::Ready(readied) = unsent.inner.poll_ready(cx) else {
-                        *late = true;
-                        return Poll::Pending;
-                    };
-                    let Taken::Readying { mut permit, terms, late, mut unsent } =
-                        state.as_mut().project_replace(State::Done)
+                StateProj::Readying { unsent, .. } => {
+                    let readied = ready!(unsent.inner.poll_ready(cx));
+                    let Taken::Readying { mut permit, terms, mut unsent } = state.as_mut().project_replace(State::Done)
                     else {
                         unreachable!("the state was just looked at");
                     };
                     readied.map_err(Into::into)?;
-                    match permit.as_mut().map_or(Ok(()), |permit| permit.send(late, &terms)) {
+                    match permit.as_mut().map_or(Ok(()), |permit| permit.send(true, &terms)) {
                         Ok(()) => {
                             let Unsent { mut inner, mut request } = *unsent;
                             extensions::mark_sent(&mut request, permit.as_ref().and_then(Permit::sent_at));

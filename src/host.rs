@@ -26,7 +26,7 @@ use http::{Extensions, HeaderMap, Uri};
 /// # Ok::<(), tower_host_gate::InvalidHost>(())
 /// ```
 ///
-/// Names of up to 62 bytes are kept inline, so making a key of an ordinary authority allocates nothing.
+/// Keys of up to 62 bytes, port included, are kept inline, so making one of an ordinary authority allocates nothing.
 #[derive(Clone)]
 pub struct HostKey(Text);
 
@@ -111,8 +111,7 @@ impl FromStr for HostKey {
         };
         let ascii = to_ascii(authority.unwrap_or_default()).ok_or(InvalidHost(()))?;
         let (host, port) = split(&ascii).ok_or(InvalidHost(()))?;
-        let printable = |b: u8| b.is_ascii_graphic() && !b"/?#\\".contains(&b);
-        if !host.bytes().all(printable) || !port.bytes().all(|b| b.is_ascii_digit()) {
+        if !host.bytes().all(is_authority) || !port.bytes().all(|b| b.is_ascii_digit()) {
             return Err(InvalidHost(()));
         }
         let default = scheme.and_then(|scheme| default_port(&scheme));
@@ -159,10 +158,10 @@ pub trait Keying: Send + Sync + 'static {
     /// The key of the request, `None` to let it pass ungated.
     fn key(&self, uri: &Uri, headers: &HeaderMap, extensions: &Extensions) -> Option<HostKey>;
 
-    /// Whether every key is a host in its normal form, as [`By`]'s are. Then limits set for any other text are a mistake,
-    /// and are logged as one. Default false.
-    fn is_by_host(&self) -> bool {
-        false
+    /// Which of the ready-made ways this is, if it is one: then a text that names a host (in
+    /// [`per_host`](crate::HostGateLayer::per_host), for one) can be told from a mistake. Default none.
+    fn by(&self) -> Option<By> {
+        None
     }
 }
 
@@ -179,7 +178,8 @@ where
 ///
 /// The host is lower-cased, one trailing dot is dropped, IPv6 addresses are written in their canonical form. IPv4
 /// addresses in odd forms (`127.1`, `0x7f.0.0.1`) keep their text: `http::Uri` does not interpret them either. A request
-/// in origin form (`GET /path`) is keyed on its `Host` header; without a host the request passes ungated.
+/// in origin form (`GET /path`) is keyed on its `Host` header; without a host, or with a header that cannot be one, it
+/// passes ungated.
 ///
 /// ```
 /// use http::{Extensions, HeaderMap, Uri};
@@ -209,7 +209,7 @@ impl Keying for By {
     fn key(&self, uri: &Uri, headers: &HeaderMap, _: &Extensions) -> Option<HostKey> {
         let authority = match uri.authority() {
             Some(authority) => authority.as_str(),
-            None => headers.get(HOST)?.to_str().ok()?,
+            None => headers.get(HOST)?.to_str().ok().filter(|host| host.bytes().all(is_authority))?,
         };
         let port = match self {
             Self::Authority => Port::Or(uri.scheme_str().and_then(default_port)),
@@ -218,8 +218,8 @@ impl Keying for By {
         normal(authority, port)
     }
 
-    fn is_by_host(&self) -> bool {
-        true
+    fn by(&self) -> Option<By> {
+        Some(*self)
     }
 }
 
@@ -228,6 +228,11 @@ impl Keying for By {
 enum Port {
     Or(Option<u16>),
     Never,
+}
+
+/// What may stand in an authority, roughly: no white space, no control character, nothing that ends it.
+fn is_authority(b: u8) -> bool {
+    b.is_ascii_graphic() && !b"/?#\\".contains(&b)
 }
 
 fn default_port(scheme: &str) -> Option<u16> {

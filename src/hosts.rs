@@ -10,7 +10,7 @@ use http::{Extensions, HeaderMap, StatusCode, Uri};
 use crate::config::Limits;
 use crate::error::{RateLimited, Reason};
 use crate::gate::{self, Gate, Terms, Waiter};
-use crate::host::{HostKey, Keying};
+use crate::host::{By, HostKey, Keying};
 use crate::verdict::Outcome;
 
 /// The hosts of a [`HostGateLayer`](crate::HostGateLayer). Cheap to clone.
@@ -58,11 +58,12 @@ pub struct HostSnapshot {
     pub cooldown: Duration,
     /// No send before the end of this: the longer of cooldown and spacing.
     pub next_send: Duration,
-    /// What keeps a request from going now; `None` when nothing does.
+    /// What keeps a new request from going now; `None` when nothing does. [`Reason::InFlight`] for whatever is between it
+    /// and a permit: requests in flight, about to be sent, or waiting already.
     pub reason: Option<Reason>,
     /// Sends are spaced until the end of this.
     pub warm: Duration,
-    /// The learned spacing.
+    /// The learned spacing; reactive pacing learns none.
     pub gap: Duration,
     /// Consecutive throttle events.
     pub streak: u32,
@@ -103,14 +104,11 @@ impl Hosts {
     /// default ports 80 and 443.
     pub fn penalize(&self, host: &str, duration: Duration) {
         let mut keys = self.known(host);
-        match host.parse::<HostKey>() {
-            Ok(key) => {
-                if key.name() == key.as_str() {
-                    keys.extend(["80", "443"].map(|port| HostKey::new(format!("{key}:{port}"))));
-                }
-                keys.push(key);
+        for key in named(host, self.keying()) {
+            if key.name() == key.as_str() && self.keying().by() == Some(By::Authority) {
+                keys.extend(["80", "443"].map(|port| HostKey::new(format!("{key}:{port}"))));
             }
-            Err(_) => keys.extend(named(host)),
+            keys.push(key);
         }
         keys.sort();
         keys.dedup();
@@ -131,7 +129,7 @@ impl Hosts {
     /// before; [`Limits::default`] goes back to the layer's. `host:port` wins over the name. A cap lowered below what is
     /// in flight takes nothing away; it holds from the next admission on.
     pub fn set_limits(&self, host: &str, limits: Limits) {
-        for key in named_for_limits(host, &*self.gate.config.keying) {
+        for key in named_for_limits(host, self.keying()) {
             self.gate.set_limits(key, limits.clone());
         }
     }
@@ -197,9 +195,13 @@ impl Hosts {
         Some(Waiter::new(Arc::clone(&self.gate), key, terms))
     }
 
+    fn keying(&self) -> &dyn Keying {
+        &*self.gate.config.keying
+    }
+
     /// What is known of the hosts that a text means.
     fn snapshots(&self, text: &str) -> Vec<HostSnapshot> {
-        let names = named(text);
+        let names = named(text, self.keying());
         self.gate.snapshots(|known| names.iter().any(|name| known == name || known.name() == name.as_str()))
     }
 
@@ -209,25 +211,31 @@ impl Hosts {
 }
 
 /// The keys that a text may stand for: the host in it, or the text itself where keying is the caller's.
-fn named(text: &str) -> Vec<HostKey> {
-    let literal = HostKey::new(text);
-    // A URL is nobody's key, and may hold a password.
-    let may_be_key = !text.contains("://") && !text.contains('@');
-    match text.parse::<HostKey>() {
-        Ok(key) if key == literal || !may_be_key => vec![key],
-        Ok(key) => vec![key, literal],
-        Err(_) if may_be_key => vec![literal],
-        Err(_) => Vec::new(),
+fn named(text: &str, keying: &dyn Keying) -> Vec<HostKey> {
+    let host = text.parse::<HostKey>();
+    match (keying.by(), host) {
+        (Some(By::Host), Ok(key)) => vec![HostKey::new(key.name())],
+        (Some(_), Ok(key)) => vec![key],
+        (Some(_), Err(_)) => Vec::new(),
+        // A URL is nobody's key, and may hold a password.
+        (None, host) if text.contains("://") || text.contains('@') => host.into_iter().collect(),
+        (None, host) => {
+            let mut keys = vec![HostKey::new(text)];
+            keys.extend(host);
+            keys.dedup();
+            keys
+        }
     }
 }
 
 /// [`named`], for settings: one that no request can ever match is worth a word.
 pub(crate) fn named_for_limits(text: &str, keying: &dyn Keying) -> Vec<HostKey> {
-    if let (true, Err(error)) = (keying.is_by_host(), text.parse::<HostKey>()) {
+    let keys = named(text, keying);
+    if keys.is_empty() {
         let host = HostKey::new(text.rsplit('@').next().unwrap_or_default());
-        tracing::warn!(%host, %error, "limits for a host that no request will ever have");
+        tracing::warn!(%host, "limits for a host that no request will ever have");
     }
-    named(text)
+    keys
 }
 
 fn poll_sent(waiter: &mut Waiter, cx: &mut Context<'_>) -> Poll<Result<Permit, RateLimited>> {

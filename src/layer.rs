@@ -19,8 +19,8 @@ use crate::verdict::Verdict;
 /// Puts a gate in front of an HTTP client service.
 ///
 /// **Build it once per program.** A layer, its clones and every service made from them share one set of hosts; two calls
-/// of `new` are two gates that know nothing of each other. A setter on a layer that was already cloned or used makes a
-/// separate gate with the changed setting.
+/// of `new` are two gates that know nothing of each other. Every setter makes a separate gate with the changed setting, so
+/// set everything before you clone or use the layer, or ask it for [`hosts`](Self::hosts) or a retry policy.
 ///
 /// ```
 /// use std::time::Duration;
@@ -162,7 +162,7 @@ impl HostGateLayer {
     }
 
     /// Where a redirect layer *inside* the gate says that a response came from, so that the verdict is charged to that
-    /// host. [`final_uri::tower_http`](crate::final_uri) is the ready hook for `tower-http`. With a redirect layer
+    /// host. `final_uri::tower_http` (feature `tower-http`) is the ready hook for `tower-http`. With a redirect layer
     /// outside, where each hop is gated on its own host, there is nothing to find.
     pub fn final_uri(self, hook: impl Fn(&Extensions) -> Option<Uri> + Send + Sync + 'static) -> Self {
         self.set(|config| config.final_uri = Some(Arc::new(hook)))
@@ -178,7 +178,8 @@ impl HostGateLayer {
         })
     }
 
-    /// Passes everything through: no permit, no wait, nothing learnt. Default false.
+    /// Passes everything through: no permit, no wait, nothing learnt. Like every setter it makes a gate of its own; what the
+    /// layer it was called on knows, that one keeps. Default false.
     pub fn disabled(self, disabled: bool) -> Self {
         self.set(|config| config.disabled = disabled)
     }

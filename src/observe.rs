@@ -82,7 +82,7 @@ pub struct WaitEvent<'a> {
     pub waited: Duration,
     /// Of that, while the host's cooldown or spacing was in the way.
     pub pacing: Duration,
-    /// Of that, while other requests held all its permits.
+    /// Of that, behind other requests: while they held all its permits, or one was about to be sent.
     pub queued: Duration,
     /// The request's [`Label`].
     pub label: Option<&'static str>,

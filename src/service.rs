@@ -26,7 +26,8 @@ use crate::gate::{Gate, Permit, Terms, Waiter};
 /// # Cancel safety
 ///
 /// Dropping the future or the response body at any moment leaves nothing behind: no permit, no booking, no place in the
-/// queue. A future that is never polled may hold its permit until it is dropped, but no place in the queue.
+/// queue. A future that is never polled holds no place in the queue, but it may hold a permit until it is dropped: at a
+/// concurrency of one, and at any on a host that has refused lately, that keeps the host waiting.
 ///
 /// # Examples
 ///
@@ -88,6 +89,7 @@ where
 
     fn call(&mut self, mut request: Request<B>) -> Self::Future {
         let terms = extensions::terms(&request);
+        let holds = self.gate.holds();
         let mut permit = match self.enter(&request, &terms) {
             Ok(permit) => permit,
             Err(waiter) => return ResponseFuture::waiting(waiter, self.inner.clone(), request),
@@ -99,8 +101,9 @@ where
             Poll::Pending => return ResponseFuture::readying(permit, terms, self.take_inner(), request),
         }
         if let Some(permit) = &mut permit {
-            if let Err(waiter) = permit.send(false, &terms) {
-                // Refused in between, on another thread: the readied instance goes.
+            let late = self.gate.holds() != holds;
+            if let Err(waiter) = permit.send(late, &terms) {
+                // Its host was held in between, on another thread: the readied instance goes.
                 drop(self.take_inner());
                 return ResponseFuture::waiting(waiter, self.inner.clone(), request);
             }

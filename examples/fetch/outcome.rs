@@ -135,5 +135,5 @@ fn causes<'a>(error: &'a (dyn Error + 'static)) -> impl Iterator<Item = &'a (dyn
 
 /// Rounded up: whoever comes back then does not come too early.
 fn whole_seconds(time: Duration) -> u64 {
-    time.as_secs() + u64::from(time.subsec_nanos() > 0)
+    time.as_secs().saturating_add(u64::from(time.subsec_nanos() > 0))
 }

@@ -11,7 +11,7 @@ mod waiter;
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::task::Waker;
 use std::time::Duration;
@@ -43,6 +43,8 @@ pub(crate) struct Gate {
     /// Spares a gate without such settings the look-up.
     any_limits: AtomicBool,
     warned: Mutex<HashSet<HostKey>>,
+    /// How often any host's pace has changed for the worse.
+    holds: AtomicU64,
 }
 
 /// What one request asks of the gate.
@@ -51,15 +53,15 @@ pub(crate) struct Terms {
     /// Overrides `max_wait`.
     pub(crate) budget: Option<Duration>,
     pub(crate) until: Option<PermitUntil>,
-    /// For an attempt after the first: what the earlier ones have waited.
+    /// For a request that was admitted before: what it has waited by then.
     pub(crate) again: Option<Duration>,
     pub(crate) label: Option<&'static str>,
 }
 
 impl Terms {
-    /// What is left of the budget of a request that has waited so long.
-    fn left(&self, max_wait: Duration, waited: Duration) -> Duration {
-        self.budget.unwrap_or(max_wait).saturating_sub(waited)
+    /// What is left of the budget.
+    fn left(&self, max_wait: Duration) -> Duration {
+        self.budget.unwrap_or(max_wait).saturating_sub(self.waited_before())
     }
 
     fn waited_before(&self) -> Duration {
@@ -88,6 +90,7 @@ impl Gate {
             any_limits: AtomicBool::new(!config.per_host.is_empty()),
             limits: RwLock::new(config.per_host.clone()),
             warned: Mutex::default(),
+            holds: AtomicU64::new(0),
             config,
         }
     }
@@ -105,6 +108,12 @@ impl Gate {
         let until = terms.until.unwrap_or_else(|| slot.permit_until(&self.config));
         drop(shard);
         Some(Permit::new(Arc::clone(self), id, admission, until, terms, terms.waited_before()))
+    }
+
+    /// Tells, by comparison with an earlier reading, whether any host has been held since.
+    #[inline]
+    pub(crate) fn holds(&self) -> u64 {
+        self.holds.load(Ordering::Acquire)
     }
 
     #[cfg(feature = "retry")]
@@ -178,7 +187,7 @@ impl Gate {
         let event =
             ThrottleEvent { host: key, status: refused.status, hint, hold, streak, new_event, label: refused.label };
         observe::throttled(self.observer(), &event);
-        Throttled { retry_after: hold, streak, waited, soft: refused.soft }
+        Throttled { retry_after: hold, streak, waited, soft: refused.soft, elsewhere: false }
     }
 
     /// A retry below the gate will send at this instant: the next send keeps its distance to that one.
@@ -202,6 +211,8 @@ impl Gate {
         self.table.sweep(&mut shard, now);
         let (id, slot) = self.table.slot(&mut shard, hash, key, |number| self.new_slot(number, key));
         let result = change(slot, now);
+        // Within the lock: whoever was admitted before the change took its reading before this.
+        self.holds.fetch_add(1, Ordering::Release);
         let wakers = slot.refuse_hopeless(now, &self.config);
         if slot.says_nothing(|| now) {
             shard.remove(id);
@@ -227,7 +238,7 @@ impl Gate {
         let hash = self.table.hash(key);
         let mut shard = self.table.lock(hash);
         let (id, slot) = self.table.slot(&mut shard, hash, key, |number| self.new_slot(number, key));
-        slot.paced = None;
+        slot.clear();
         let next = slot.next_waiter(&self.config);
         if slot.says_nothing(|| self.clock.now()) {
             shard.remove(id);

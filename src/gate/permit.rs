@@ -64,9 +64,8 @@ impl Permit {
 
     /// The request is about to go out.
     ///
-    /// `late` says that time has passed since the permit was granted. Then the host may have refused another request
-    /// meanwhile, and a send must never go out after a hold it has not waited for: the permit turns back into a place at
-    /// the head of the queue.
+    /// `late` says that a host may have refused another request since the permit was granted. A send must never go out
+    /// after a hold it has not waited for: the permit turns back into a waiter, with a claim to the head of the queue.
     #[inline]
     pub(crate) fn send(&mut self, late: bool, terms: &Terms) -> Result<(), Box<Waiter>> {
         let Stage::Admitted(admission) = self.stage else {
@@ -100,7 +99,12 @@ impl Permit {
                 self.stage = Stage::Over;
                 slot.no_longer_unsent(admission);
                 slot.give_back(false);
-                Err(Box::new(Waiter::rejoin(&gate, self.slot.hash, slot, *terms, self.story().waited)))
+                let key = slot.key().clone();
+                let next = slot.next_waiter(&gate.config);
+                drop(shard);
+                next.into_iter().for_each(Waker::wake);
+                let terms = Terms { again: Some(self.story().waited), ..*terms };
+                Err(Box::new(Waiter::new(gate, key, terms)))
             }
         }
     }
@@ -148,7 +152,8 @@ impl Permit {
             }
             Outcome::Throttled { hint, soft } => {
                 let refused = Refused { status, hint, soft, headers, label };
-                Some(self.gate.throttled(&key, sent, &refused, waited))
+                let throttled = self.gate.throttled(&key, sent, &refused, waited);
+                Some(Throttled { elsewhere: elsewhere.is_some(), ..throttled })
             }
         }
     }
@@ -196,8 +201,8 @@ impl Drop for Permit {
         slot.no_longer_unsent(admission);
         slot.give_back(body);
         let next = slot.next_waiter(&gate.config);
-        if slot.is_idle() {
-            shard.tidy();
+        if slot.is_unused() {
+            gate.table.tidy(&mut shard, &gate.clock);
         }
         drop(shard);
         next.into_iter().for_each(Waker::wake);

@@ -1,6 +1,7 @@
 //! One host: its permits, its queue, its pace. Plain state; the lock around it is the table's.
 
 use std::collections::BTreeMap;
+use std::mem;
 use std::sync::Arc;
 use std::task::Waker;
 use std::time::Duration;
@@ -67,6 +68,15 @@ pub(super) struct Outlook {
     /// When this request would go, as far as pacing decides.
     pub(super) estimate: Time,
     pub(super) deadline: Time,
+}
+
+/// When the next requests go, as far as pacing decides.
+#[derive(Clone, Copy, Debug)]
+struct Forecast {
+    first: Time,
+    spacing: Duration,
+    /// However many there are: from here on the host is cold.
+    last: Time,
 }
 
 impl Slot {
@@ -233,36 +243,56 @@ impl Slot {
         if self.is_full(config) { None } else { self.queue.as_mut()?.wake_head() }
     }
 
-    /// Nothing is going on, and there is nothing to remember.
+    /// Nobody is in flight or waiting.
     #[inline]
-    pub(super) fn is_idle(&self) -> bool {
-        self.in_flight == 0 && self.paced.is_none() && self.queue.as_ref().is_none_or(|queue| queue.is_empty())
+    pub(super) fn is_unused(&self) -> bool {
+        self.in_flight == 0 && self.queue.as_ref().is_none_or(|queue| queue.is_empty())
     }
 
-    /// Idle, or as good as that: what there was to remember has gone cold.
+    /// Unused, and there is nothing to remember.
     pub(super) fn says_nothing(&self, now: impl FnOnce() -> Time) -> bool {
-        self.in_flight == 0
-            && self.queue.as_ref().is_none_or(|queue| queue.is_empty())
-            && self.paced.as_ref().is_none_or(|paced| paced.pace.is_cold(now()))
+        self.is_unused() && self.paced.as_ref().is_none_or(|paced| paced.pace.is_cold(now()))
     }
 
     // --- the future, as far as it is known ------------------------------------------------------------------------
 
     /// When a request with `ahead` others in front of it would go, as far as pacing decides.
     pub(super) fn estimate(&self, now: Time, ahead: usize, config: &Config) -> Time {
+        let Forecast { first, spacing, last } = self.forecast(now, config);
+        first.after(spacing.saturating_mul(u32::try_from(ahead).unwrap_or(u32::MAX))).min(last)
+    }
+
+    /// The same for one that is waiting already.
+    pub(super) fn estimate_at(&self, now: Time, place: Place, config: &Config) -> Time {
+        match &self.queue {
+            Some(queue) if self.paced.is_some() => self.estimate(now, queue.ahead_of(place), config),
+            _ => now,
+        }
+    }
+
+    /// Forgets the host's pace. Whoever was put past the budget by it has got the place back.
+    pub(super) fn clear(&mut self) {
+        self.paced = None;
+        if let Some(queue) = &mut self.queue {
+            queue.restore();
+        }
+    }
+
+    fn forecast(&self, now: Time, config: &Config) -> Forecast {
         let Some(paced) = &self.paced else {
-            return now;
+            return Forecast { first: now, spacing: Duration::ZERO, last: now };
         };
         let first = paced.pace.ready().max(now);
         let spacing = paced.pace.spacing(first, &self.rules(config));
-        first.after(spacing.saturating_mul(u32::try_from(ahead).unwrap_or(u32::MAX)))
+        // The last send that anybody has to keep a distance to goes before the host is cold.
+        let last = paced.pace.warm_until().after(spacing).max(first);
+        Forecast { first, spacing, last }
     }
 
     /// Marks the waiters that the pace of the host puts past their budget, and wakes them.
     pub(super) fn refuse_hopeless(&mut self, now: Time, config: &Config) -> Vec<Waker> {
-        let first = self.estimate(now, 0, config);
-        let spacing = self.estimate(now, 1, config).since(first);
-        self.queue.as_mut().map(|queue| queue.refuse_later_than(first, spacing)).unwrap_or_default()
+        let forecast = self.forecast(now, config);
+        self.queue.as_mut().map(|queue| queue.refuse_later(forecast)).unwrap_or_default()
     }
 
     /// The error for a request that will not be admitted within its budget.
@@ -302,6 +332,8 @@ impl Slot {
             Some(Reason::InFlight)
         } else if pace.is_some_and(|pace| pace.ready() > now) {
             Some(Reason::Spacing)
+        } else if self.unsent > 0 || self.queued() > 0 {
+            Some(Reason::InFlight)
         } else {
             None
         }
@@ -355,7 +387,7 @@ pub(super) enum Class {
 pub(super) struct Queue {
     waiting: BTreeMap<Place, Waiting>,
     /// Put past their budget by a refusal, and about to hear of it: when they would have gone.
-    refused: BTreeMap<Place, Time>,
+    refused: BTreeMap<Place, (Time, Waiting)>,
     next: u64,
     /// How long the head has been kept by pacing while a permit was free, all told.
     paced_for: Duration,
@@ -390,7 +422,7 @@ impl Queue {
         }
     }
 
-    pub(super) fn ahead_of(&self, place: Place) -> usize {
+    fn ahead_of(&self, place: Place) -> usize {
         self.waiting.range(..place).count()
     }
 
@@ -401,11 +433,11 @@ impl Queue {
         place
     }
 
-    pub(super) fn leave(&mut self, place: Place) -> Option<Waker> {
+    pub(super) fn leave(&mut self, place: Place, now: Time) -> Option<Waker> {
         self.refused.remove(&place);
         let waiting = self.waiting.remove(&place);
         if self.waiting.is_empty() {
-            self.paced_since = None;
+            self.kept_by_pacing(false, now);
             self.bodies_since = None;
         }
         waiting.and_then(|waiting| waiting.waker)
@@ -417,7 +449,7 @@ impl Queue {
 
     /// When this waiter would have gone, if a refusal has put that past its budget.
     pub(super) fn refused(&self, place: Place) -> Option<Time> {
-        self.refused.get(&place).copied()
+        self.refused.get(&place).map(|(estimate, _)| *estimate)
     }
 
     /// Remembers whom to wake; gives the old waker back, to be dropped outside the lock.
@@ -433,13 +465,7 @@ impl Queue {
         self.waiting.values_mut().next()?.waker.take()
     }
 
-    /// For a waiter that is about to look for itself.
-    pub(super) fn refuse(&mut self, place: Place, estimate: Time) {
-        self.waiting.remove(&place);
-        self.refused.insert(place, estimate);
-    }
-
-    fn refuse_later_than(&mut self, first: Time, spacing: Duration) -> Vec<Waker> {
+    fn refuse_later(&mut self, Forecast { first, spacing, last }: Forecast) -> Vec<Waker> {
         let mut next = first;
         let mut wakers = Vec::new();
         let head = self.waiting.keys().next().copied();
@@ -447,10 +473,10 @@ impl Queue {
         self.waiting.retain(|place, waiting| {
             let in_time = next <= waiting.deadline;
             if in_time {
-                next = next.after(spacing);
+                next = next.after(spacing).min(last);
             } else {
-                refused.insert(*place, next);
                 wakers.extend(waiting.waker.take());
+                refused.insert(*place, (next, Waiting { waker: None, deadline: waiting.deadline }));
             }
             in_time
         });
@@ -458,6 +484,12 @@ impl Queue {
             wakers.extend(self.wake_head());
         }
         wakers
+    }
+
+    /// Those who are about to hear that they are refused have their places back.
+    fn restore(&mut self) {
+        let refused = mem::take(&mut self.refused);
+        self.waiting.extend(refused.into_iter().map(|(place, (_, waiting))| (place, waiting)));
     }
 
     // --- which part of a wait is pacing's -------------------------------------------------------------------------

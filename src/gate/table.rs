@@ -1,6 +1,6 @@
 //! The hosts that have something to say, in sharded locks.
 //!
-//! Keys come from strangers, so the hash is seeded, at random. A lock is held for a handful of instructions, never across
+//! Keys come from strangers, so the hash is seeded, at random: that stops whoever cannot time us. A lock is held for a handful of instructions, never across
 //! an await: no function in this crate is `async` while it holds one.
 
 use std::hash::BuildHasher;
@@ -10,6 +10,7 @@ use std::time::Duration;
 use hashbrown::hash_table::Entry;
 use hashbrown::{DefaultHashBuilder, HashTable};
 
+use super::clock::Clock;
 use super::slot::Slot;
 use crate::host::HostKey;
 use crate::pace::Time;
@@ -17,8 +18,8 @@ use crate::pace::Time;
 const SHARDS: usize = 16;
 /// How long a host that has gone cold may be remembered for nothing.
 const SWEEP_EVERY: Duration = Duration::from_secs(10);
-/// How many slots a shard may hold before it looks for idle ones: a program that talks to a few hundred hosts in turn
-/// makes each of their slots once.
+/// How many slots a shard may hold for nothing: a program that talks to a few hundred hosts in turn need not make each
+/// of their slots anew.
 const ROOM: usize = 32;
 
 #[derive(Debug)]
@@ -32,7 +33,8 @@ pub(super) struct Shard {
     slots: HashTable<Slot>,
     next_number: u64,
     sweep_at: Time,
-    tidy_at: usize,
+    /// How often a slot has come out of use since the last look.
+    unused: usize,
 }
 
 /// Finds a slot again without its key.
@@ -91,15 +93,35 @@ impl Table {
     /// Drops the hosts of a shard that have gone cold since anybody looked. Called by whoever has read the clock anyway.
     pub(super) fn sweep(&self, shard: &mut Shard, now: Time) {
         if now >= shard.sweep_at {
+            self.drop_silent(shard, || now);
             shard.sweep_at = now.after(SWEEP_EVERY);
-            shard.slots.retain(|slot| !slot.says_nothing(|| now));
-            // Twice the room, so that a steady number of hosts does not grow and shrink the table in turn.
-            shard.slots.shrink_to(shard.slots.len() * 2, |slot| self.hash(slot.key()));
+        }
+    }
+
+    /// A slot has come out of use. Once that has happened as often as there are slots, those that say nothing are dropped:
+    /// so each costs a look, and no more are kept than there were in use at one time, or [`ROOM`]. The clock is read only
+    /// if some host is being paced.
+    #[inline]
+    pub(super) fn tidy(&self, shard: &mut Shard, clock: &Clock) {
+        shard.unused += 1;
+        if shard.unused >= shard.slots.len().max(ROOM) {
+            let mut now = None;
+            self.drop_silent(shard, || *now.get_or_insert_with(|| clock.now()));
+        }
+    }
+
+    fn drop_silent(&self, shard: &mut Shard, mut now: impl FnMut() -> Time) {
+        shard.unused = 0;
+        shard.slots.retain(|slot| !slot.says_nothing(&mut now));
+        // Far apart, so that a steady number of hosts does not grow and shrink the table in turn.
+        let wanted = shard.slots.len().max(ROOM);
+        if shard.slots.capacity() > 8 * wanted {
+            shard.slots.shrink_to(2 * wanted, |slot| self.hash(slot.key()));
         }
     }
 }
 
-/// No caller's code runs under the lock, so a poisoned one guards nothing half-done.
+/// Of a caller's code only the clone of a waker runs under the lock, so a poisoned one guards nothing half-done.
 fn lock(shard: &Mutex<Shard>) -> MutexGuard<'_, Shard> {
     shard.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -120,15 +142,6 @@ impl Shard {
 
     pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Slot> {
         self.slots.iter_mut()
-    }
-
-    /// A slot has gone idle. Drops all idle ones once they might be as many as the others.
-    #[inline]
-    pub(super) fn tidy(&mut self) {
-        if self.slots.len() > self.tidy_at.max(ROOM) {
-            self.slots.retain(|slot| !slot.is_idle());
-            self.tidy_at = self.slots.len() * 2;
-        }
     }
 
     pub(super) fn remove(&mut self, id: SlotId) {

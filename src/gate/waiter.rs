@@ -31,8 +31,6 @@ pub(crate) struct Waiter {
     hash: u64,
     key: HostKey,
     terms: Terms,
-    /// What was waited before this, by this request.
-    before: Duration,
     wait: Option<Wait>,
     timer: Option<Pin<Box<Sleep>>>,
 }
@@ -62,23 +60,7 @@ enum Step {
 impl Waiter {
     pub(crate) fn new(gate: Arc<Gate>, key: HostKey, terms: Terms) -> Self {
         let hash = gate.table.hash(&key);
-        let before = terms.waited_before();
-        Self { gate, hash, key, terms, before, wait: None, timer: None }
-    }
-
-    /// A request that has given its permit back, having `waited` so far, and is the next to go again.
-    pub(super) fn rejoin(gate: &Arc<Gate>, hash: u64, slot: &mut Slot, terms: Terms, waited: Duration) -> Self {
-        let since = gate.clock.now();
-        let deadline = since.after(terms.left(slot.max_wait(&gate.config), waited));
-        let place = slot.queue().join(Class::Again, deadline);
-        let ahead = slot.queue().ahead_of(place);
-        let estimate = slot.estimate(since, ahead, &gate.config);
-        if estimate > deadline {
-            slot.queue().refuse(place, estimate);
-        }
-        let wait = Wait { place, since, deadline, paced_before: slot.queue().paced_for(since) };
-        let (gate, key) = (Arc::clone(gate), slot.key().clone());
-        Self { gate, hash, key, terms, before: waited, wait: Some(wait), timer: None }
+        Self { gate, hash, key, terms, wait: None, timer: None }
     }
 
     pub(crate) fn gate(&self) -> &Gate {
@@ -146,11 +128,20 @@ impl Waiter {
             return Step::Shed(error);
         }
 
-        let Wait { place, deadline, .. } = *self.wait.get_or_insert_with(|| {
-            let deadline = now.after(self.terms.left(slot.max_wait(config), self.before));
-            let place = slot.queue().join(self.terms.class(), deadline);
-            Wait { place, since: now, deadline, paced_before: slot.queue().paced_for(now) }
-        });
+        let mut overtaken = Vec::new();
+        let Wait { place, deadline, .. } = match self.wait {
+            Some(wait) => wait,
+            None => {
+                let deadline = now.after(self.terms.left(slot.max_wait(config)));
+                let paced_before = slot.queue().paced_for(now);
+                let place = slot.queue().join(self.terms.class(), deadline);
+                if self.terms.class() == Class::Again {
+                    // It goes before those who came first, which may put one of them past its budget.
+                    overtaken = slot.refuse_hopeless(now, config);
+                }
+                *self.wait.insert(Wait { place, since: now, deadline, paced_before })
+            }
+        };
         let mut until = deadline;
         let mut warn = None;
         if slot.queue().is_head(place) {
@@ -172,6 +163,7 @@ impl Waiter {
         let old_waker = slot.queue().set_waker(place, waker);
         drop(shard);
         drop(old_waker);
+        overtaken.into_iter().for_each(Waker::wake);
         Step::Sleep { now, until, warn }
     }
 
@@ -186,7 +178,7 @@ impl Waiter {
         }
         let admission = slot.admit(|| now, &self.gate.config).map_err(Some)?;
         let until = self.terms.until.unwrap_or_else(|| slot.permit_until(&self.gate.config));
-        let waited = self.before.saturating_add(self.waited(now));
+        let waited = self.terms.waited_before().saturating_add(self.waited(now));
         let gate = Arc::clone(&self.gate);
         Ok(Permit::new(gate, id, admission, until, &self.terms, waited))
     }
@@ -198,7 +190,7 @@ impl Waiter {
             None => {
                 let class = self.terms.class();
                 let ahead = slot.ahead_of_new(class);
-                let deadline = now.after(self.terms.left(slot.max_wait(config), self.before));
+                let deadline = now.after(self.terms.left(slot.max_wait(config)));
                 let estimate = slot.estimate(now, ahead, config);
                 let full = class == Class::New && config.max_queue > 0 && slot.queued() >= config.max_queue;
                 let hopeless = estimate > deadline || deadline <= now;
@@ -206,11 +198,9 @@ impl Waiter {
             }
             Some(Wait { place, deadline, .. }) => {
                 let estimate = match slot.queue().refused(place) {
-                    Some(estimate) => estimate,
-                    None if now >= deadline => {
-                        let ahead = slot.queue().ahead_of(place);
-                        slot.estimate(now, ahead, config)
-                    }
+                    // The host may have been held for longer since.
+                    Some(estimate) => estimate.max(slot.estimate(now, 0, config)),
+                    None if now >= deadline => slot.estimate_at(now, place, config),
                     None => return None,
                 };
                 Some(slot.shed(false, Outlook { now, estimate, deadline }, config))
@@ -229,7 +219,7 @@ impl Waiter {
         if was_head {
             slot.queue().kept_by_pacing(false, now);
         }
-        let own = slot.queue().leave(wait.place);
+        let own = slot.queue().leave(wait.place, now);
         // The new head has to look for itself: there may be a permit, or a timer to set.
         let next = if was_head { slot.queue().wake_head() } else { None };
         (paced, [next, own])

@@ -23,8 +23,8 @@ pub(crate) use reactive::Reactive;
 #[non_exhaustive]
 pub enum Pacing {
     /// A cooldown after every refusal: what the server asked for, else `base_cooldown` doubled with every consecutive
-    /// refusal; then spaced sends until the host has been quiet for `warm_for`. What was learnt ends with the next
-    /// success.
+    /// refusal; then spaced sends until the host has been quiet for `warm_for`. The next success ends the
+    /// streak, and beyond that nothing is remembered.
     #[default]
     Reactive,
 }

@@ -16,7 +16,8 @@ use crate::extensions::Again;
 /// budget does not reach, the caller gets [`RateLimited`](crate::RateLimited).
 ///
 /// Repeats what the gate has judged to be a refusal: 429 and 503 with any method, others with safe ones only, a 403
-/// without a hint only once. Never repeats a request that was shed, nor a transport error.
+/// without a hint only once. Never repeats a request that was shed, nor a transport error, nor a refusal that a redirect
+/// layer below the gate has brought from another host: the gate could not wait for that one.
 ///
 /// ```
 /// use tower::{ServiceBuilder, retry::RetryLayer};
@@ -50,8 +51,9 @@ impl<B: Clone, ResB, E> Policy<Request<B>, Response<ResB>, E> for GateRetry {
     fn retry(&mut self, request: &mut Request<B>, result: &mut Result<Response<ResB>, E>) -> Option<Ready<()>> {
         let response = result.as_ref().ok()?;
         let throttled = response.extensions().get::<Throttled>()?;
-        if self.left == 0 || !may_repeat(request.method(), response.status()) || (throttled.soft && self.softly_refused)
-        {
+        let once_is_enough = throttled.soft && self.softly_refused;
+        // Refused elsewhere, the host that is asked is not the one that is held: the next attempt would not wait.
+        if self.left == 0 || !may_repeat(request.method(), response.status()) || once_is_enough || throttled.elsewhere {
             return None;
         }
         self.left -= 1;
