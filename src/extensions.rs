@@ -5,7 +5,7 @@ use std::time::Duration;
 use http::{Method, Request};
 
 use crate::config::PermitUntil;
-use crate::gate::Terms;
+use crate::gate::{Permit, Terms};
 use crate::observe::Label;
 use crate::pace::Time;
 
@@ -30,7 +30,11 @@ pub(crate) struct Again(pub(crate) Duration);
 /// host that has not refused any.
 #[derive(Clone, Copy, Debug)]
 #[cfg_attr(not(feature = "retry"), expect(dead_code, reason = "only a retry policy reads it"))]
-pub(crate) struct SentAt(pub(crate) Time);
+pub(crate) struct SentAt {
+    /// Another gate's time means nothing.
+    pub(crate) gate: usize,
+    pub(crate) sent: Time,
+}
 
 #[inline]
 pub(crate) fn terms<B>(request: &Request<B>) -> Terms {
@@ -53,8 +57,9 @@ pub(crate) fn terms<B>(request: &Request<B>) -> Terms {
 }
 
 #[inline]
-pub(crate) fn mark_sent<B>(request: &mut Request<B>, sent: Option<Time>) {
-    if let Some(sent) = sent {
-        request.extensions_mut().insert(SentAt(sent));
+pub(crate) fn mark_sent<B>(request: &mut Request<B>, permit: Option<&Permit>) {
+    let Some(permit) = permit else { return };
+    if let Some(sent) = permit.sent_at() {
+        request.extensions_mut().insert(SentAt { gate: permit.gate().id(), sent });
     }
 }

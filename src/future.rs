@@ -134,7 +134,7 @@ where
                     match permit.as_mut().map_or(Ok(()), |permit| permit.send(true, &terms)) {
                         Ok(()) => {
                             let Unsent { mut inner, mut request } = *unsent;
-                            extensions::mark_sent(&mut request, permit.as_ref().and_then(Permit::sent_at));
+                            extensions::mark_sent(&mut request, permit.as_ref());
                             state.set(State::Calling { future: inner.call(request), permit });
                         }
                         Err(waiter) => {

@@ -107,8 +107,8 @@ where
                 drop(self.take_inner());
                 return ResponseFuture::waiting(waiter, self.inner.clone(), request);
             }
-            extensions::mark_sent(&mut request, permit.sent_at());
         }
+        extensions::mark_sent(&mut request, permit.as_ref());
         ResponseFuture::calling(self.inner.call(request), permit)
     }
 }

@@ -1,5 +1,7 @@
 //! Faults that were found by trying to break the gate, each with the rule it broke. They stay fixed.
 
+#![allow(clippy::unwrap_used, reason = "a helper's unwrap is an assertion too")]
+
 mod support;
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,9 +12,11 @@ use std::time::Duration;
 use http::{Extensions, HeaderMap, HeaderValue, Request, Uri};
 use support::script::{Reply, Script, ScriptError, ScriptFuture, get};
 use tokio::time::{Instant, sleep};
-use tower::{Layer, Service, ServiceExt};
+use tower::retry::RetryLayer;
+use tower::{Layer, Service, ServiceBuilder, ServiceExt};
 use tower_host_gate::observe::{Observer, WaitEvent};
-use tower_host_gate::{By, HostGateLayer, Hosts, Keying, MaxWait};
+use tower_host_gate::retry::GateRetry;
+use tower_host_gate::{By, HostGateLayer, HostKey, Hosts, Keying, MaxWait, RateLimited, Reason, Throttled};
 
 const URI: &str = "http://example.com/";
 const HOST: &str = "example.com:80";
@@ -148,6 +152,105 @@ async fn a_request_turned_back_in_call_joins_the_queue_when_it_is_polled() {
     gated.clone().oneshot(get(URI)).await.unwrap();
     assert_eq!(script.times(), [secs(12)]);
     drop(never_polled);
+}
+
+/// The host that is asked is free, so the gate's pacing would be no wait at all.
+#[tokio::test(start_paused = true)]
+async fn a_refusal_that_a_redirect_inside_brought_from_elsewhere_is_not_repeated() {
+    let elsewhere = Reply::status(429).header("retry-after", "30").extension(Uri::from_static("http://cdn.example/"));
+    let script = Script::always(elsewhere);
+    let layer = HostGateLayer::new().final_uri(|extensions| extensions.get::<Uri>().cloned());
+    let client =
+        ServiceBuilder::new().layer(RetryLayer::new(GateRetry::new(4))).layer(layer.clone()).service(script.clone());
+    let response = client.oneshot(get(URI)).await.unwrap();
+    assert_eq!(response.extensions().get::<Throttled>().unwrap().retry_after, secs(30));
+    assert_eq!(script.times(), [secs(0)]);
+    assert_eq!(layer.hosts().get("cdn.example:80").unwrap().cooldown, secs(30));
+}
+
+/// Two requests wait for a host that is then held past their budget of 5 s.
+async fn refused_waiters(then: impl FnOnce(&Hosts)) -> Vec<Result<Duration, RateLimited>> {
+    let layer = HostGateLayer::new().max_wait(secs(5));
+    let gated = layer.layer(Script::always(Reply::ok()));
+    layer.hosts().penalize(HOST, secs(3));
+    let begun = Instant::now();
+    let calls: Vec<_> = (0..2).map(|_| tokio::spawn(gated.clone().oneshot(get(URI)))).collect();
+    sleep(secs(1)).await;
+    layer.hosts().penalize(HOST, secs(20));
+    // Before either of them has been polled again.
+    then(&layer.hosts());
+    let mut outcomes = Vec::new();
+    for call in calls {
+        outcomes.push(match call.await.unwrap() {
+            Ok(_) => Ok(begun.elapsed()),
+            Err(error) => Err(RateLimited::find(&*error).unwrap().clone()),
+        });
+    }
+    outcomes
+}
+
+/// "`retry_after` ... never understating."
+#[tokio::test(start_paused = true)]
+async fn a_refused_waiter_says_what_holds_when_it_is_told() {
+    for outcome in refused_waiters(|hosts| hosts.penalize(HOST, secs(50))).await {
+        let error = outcome.unwrap_err();
+        assert_eq!(error.reason(), Reason::Cooldown);
+        assert!(error.retry_after() >= secs(50), "{error}");
+    }
+}
+
+/// "Requests in flight and waiting stay, and the next may go at once."
+#[tokio::test(start_paused = true)]
+async fn a_waiter_whose_host_is_cleared_before_it_is_told_goes_at_once() {
+    let outcomes = refused_waiters(|hosts| hosts.clear(HOST)).await;
+    assert!(outcomes.iter().all(|outcome| outcome.as_ref().is_ok_and(|at| *at == secs(1))), "{outcomes:?}");
+}
+
+/// "Refused at once": also the one whom a retried request, going to the head, has put past its budget.
+#[tokio::test(start_paused = true)]
+async fn whoever_is_overtaken_out_of_its_budget_is_told_at_once() {
+    let script = Script::list([Reply::status(429).after(Duration::from_millis(100))]);
+    let layer = HostGateLayer::new().max_wait(secs(5));
+    let client = ServiceBuilder::new().layer(RetryLayer::new(GateRetry::new(3))).layer(layer).service(script);
+    let begun = Instant::now();
+    let calls: Vec<_> = (0..8)
+        .map(|_| {
+            let call = client.clone().oneshot(get(URI));
+            tokio::spawn(async move { (call.await.is_ok(), begun.elapsed()) })
+        })
+        .collect();
+    let mut served = 0;
+    for call in calls {
+        let (ok, at) = call.await.unwrap();
+        served += usize::from(ok);
+        assert!(ok || at == Duration::from_millis(100), "shed only after {at:?}");
+    }
+    // Held for 2 s, then one a second: at 2.1, 3.1 and 4.1 s.
+    assert_eq!(served, 3);
+}
+
+/// The send instants that a gate leaves on a request are its own: another gate's clock began at another time.
+#[tokio::test(start_paused = true)]
+async fn stacked_gates_do_not_read_each_others_marks() {
+    let outer = HostGateLayer::new().keying(|_: &Uri, _: &HeaderMap, _: &Extensions| Some(HostKey::new("token")));
+    outer.hosts().penalize("token", secs(1));
+    sleep(secs(100)).await;
+    let inner = HostGateLayer::new().concurrency(2);
+    let script = Script::list([
+        Reply::status(429).after(secs(2)),
+        Reply::status(429).after(secs(3)),
+        Reply::status(429),
+        Reply::status(429),
+    ]);
+    let client =
+        ServiceBuilder::new().layer(inner.clone()).layer(RetryLayer::new(inner.in_flight_retry())).service(script);
+    // Both are sent before the first refusal; the second one comes over the warm outer gate.
+    let first = tokio::spawn(client.clone().oneshot(get(URI)));
+    tokio::task::yield_now().await;
+    let second = tokio::spawn(outer.layer(client).oneshot(get(URI)));
+    first.await.unwrap().unwrap();
+    second.await.unwrap().unwrap();
+    assert_eq!(inner.hosts().get(HOST).unwrap().streak, 1);
 }
 
 /// A key is printable, so what cannot be a host is none.

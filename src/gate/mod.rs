@@ -116,6 +116,11 @@ impl Gate {
         self.holds.load(Ordering::Acquire)
     }
 
+    /// Tells this gate from others.
+    pub(crate) fn id(&self) -> usize {
+        std::ptr::from_ref(self).addr()
+    }
+
     #[cfg(feature = "retry")]
     pub(crate) fn now(&self) -> Time {
         self.clock.now()

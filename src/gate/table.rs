@@ -20,7 +20,7 @@ const SHARDS: usize = 16;
 const SWEEP_EVERY: Duration = Duration::from_secs(10);
 /// How many slots a shard may hold for nothing: a program that talks to a few hundred hosts in turn need not make each
 /// of their slots anew.
-const ROOM: usize = 32;
+const ROOM: usize = 64;
 
 #[derive(Debug)]
 pub(super) struct Table {

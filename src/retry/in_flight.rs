@@ -99,7 +99,8 @@ impl<B: Clone, ResB, E> Policy<Request<B>, Response<ResB>, E> for InFlightRetry 
         let mut wait = None;
         if let Outcome::Throttled { hint, soft } = outcome {
             wait = hint;
-            let sent = request.extensions().get().map(|SentAt(sent)| *sent);
+            let sent =
+                request.extensions().get::<SentAt>().filter(|mark| mark.gate == self.gate.id()).map(|mark| mark.sent);
             let label = request.extensions().get().map(|Label(label)| *label);
             let refused = Refused { status, hint, soft, headers, label };
             self.gate.throttled(&key, sent, &refused, Duration::ZERO);
