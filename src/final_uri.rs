@@ -11,7 +11,7 @@ use tower_http::follow_redirect::RequestUri;
 /// use tower_host_gate::{HostGateLayer, final_uri};
 /// use tower_http::follow_redirect::FollowRedirectLayer;
 /// # use std::convert::Infallible;
-/// # async fn fetch(_: http::Request<String>) -> Result<http::Response<String>, Infallible> { unimplemented!() }
+/// # async fn fetch(_: http::Request<String>) -> Result<http::Response<String>, Infallible> { Ok(http::Response::default()) }
 ///
 /// let client = ServiceBuilder::new()
 ///     .layer(HostGateLayer::new().final_uri(final_uri::tower_http))

@@ -19,15 +19,15 @@ use crate::verdict::Verdict;
 /// Puts a gate in front of an HTTP client service.
 ///
 /// **Build it once per program.** A layer, its clones and every service made from them share one set of hosts; two calls
-/// of `new` are two gates that know nothing of each other. Every setter makes a separate gate with the changed setting, so
-/// set everything before you clone or use the layer, or ask it for [`hosts`](Self::hosts) or a retry policy.
+/// of `new` are two gates that know nothing of each other. Every setter makes a separate gate with the changed setting,
+/// so set everything before you clone or use the layer, or ask it for [`hosts`](Self::hosts) or a retry policy.
 ///
 /// ```
 /// use std::time::Duration;
 /// use tower::ServiceBuilder;
 /// use tower_host_gate::HostGateLayer;
 /// # use std::convert::Infallible;
-/// # async fn fetch(_: http::Request<String>) -> Result<http::Response<String>, Infallible> { unimplemented!() }
+/// # async fn fetch(_: http::Request<String>) -> Result<http::Response<String>, Infallible> { Ok(http::Response::default()) }
 ///
 /// let client = ServiceBuilder::new()
 ///     .layer(HostGateLayer::new().max_wait(Duration::from_secs(30)))
@@ -178,8 +178,8 @@ impl HostGateLayer {
         })
     }
 
-    /// Passes everything through: no permit, no wait, nothing learnt. Like every setter it makes a gate of its own; what the
-    /// layer it was called on knows, that one keeps. Default false.
+    /// Passes everything through: no permit, no wait, nothing learnt. Like every setter it makes a gate of its own; what
+    /// the layer it was called on knows, that one keeps. Default false.
     pub fn disabled(self, disabled: bool) -> Self {
         self.set(|config| config.disabled = disabled)
     }

@@ -23,7 +23,7 @@ use crate::extensions::Again;
 /// use tower::{ServiceBuilder, retry::RetryLayer};
 /// use tower_host_gate::{HostGateLayer, retry::GateRetry};
 /// # use std::convert::Infallible;
-/// # async fn fetch(_: http::Request<String>) -> Result<http::Response<String>, Infallible> { unimplemented!() }
+/// # async fn fetch(_: http::Request<String>) -> Result<http::Response<String>, Infallible> { Ok(http::Response::default()) }
 ///
 /// let client = ServiceBuilder::new()
 ///     .layer(RetryLayer::new(GateRetry::new(3)))

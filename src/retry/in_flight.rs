@@ -17,10 +17,10 @@ use crate::verdict::Outcome;
 /// Retry policy for a [`RetryLayer`](tower::retry::RetryLayer) **inside** the gate it was made from
 /// ([`HostGateLayer::in_flight_retry`]).
 ///
-/// Exactly two attempts. After a 429 or 503 (another refusal, such as 403, for safe methods only) it waits for what the server asked, at most 5 s,
-/// or 500 ms, with the permit held throughout, and sends once more. The first refusal is reported to the gate at once, so
-/// siblings cool down meanwhile; both refusals of one request are one event. The request never waits on the cooldown it
-/// has caused.
+/// Exactly two attempts. After a 429 or 503 (another refusal, such as 403, for safe methods only) it waits for what the
+/// server asked, at most 5 s, or 500 ms, with the permit held throughout, and sends once more. The first refusal is
+/// reported to the gate at once, so siblings cool down meanwhile; both refusals of one request are one event. The request
+/// never waits on the cooldown it has caused.
 ///
 /// These 5 s and the gate's `max_cooldown` are two numbers on purpose: whoever retries here holds a permit, and a long
 /// wait would keep all its siblings waiting.
@@ -29,7 +29,7 @@ use crate::verdict::Outcome;
 /// use tower::{ServiceBuilder, retry::RetryLayer};
 /// use tower_host_gate::HostGateLayer;
 /// # use std::convert::Infallible;
-/// # async fn fetch(_: http::Request<String>) -> Result<http::Response<String>, Infallible> { unimplemented!() }
+/// # async fn fetch(_: http::Request<String>) -> Result<http::Response<String>, Infallible> { Ok(http::Response::default()) }
 ///
 /// let gate = HostGateLayer::new();
 /// let client = ServiceBuilder::new()
