@@ -56,6 +56,15 @@ async fn rate_limited_is_json_with_its_wait_and_exit_code_3() {
 }
 
 #[tokio::test]
+async fn a_wait_without_end_is_a_number_too() {
+    let provider = Provider::start(|_, _| too_many(Some("99999999999999999999999"))).await;
+    let url = provider.url("/feed");
+    let done = fetch(&["--max-wait", "5", &url]).await;
+    assert_eq!(done.code, 3, "{done:?}");
+    assert_eq!(done.line(&url)["error"]["details"]["asked"], u64::MAX, "{done:?}");
+}
+
+#[tokio::test]
 async fn the_json_is_the_form_the_crate_writes_with_serde() {
     let provider = Provider::start(|_, _| too_many(Some("100"))).await;
     let url = provider.url("/feed");
