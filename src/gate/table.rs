@@ -7,7 +7,6 @@ use std::hash::BuildHasher;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use hashbrown::hash_table::Entry;
 use hashbrown::{DefaultHashBuilder, HashTable};
 
 use super::clock::Clock;
@@ -20,7 +19,7 @@ const SHARDS: usize = 16;
 const SWEEP_EVERY: Duration = Duration::from_secs(10);
 /// How many slots a shard may hold for nothing: a program that talks to a few hundred hosts in turn need not make each
 /// of their slots anew.
-const ROOM: usize = 64;
+const ROOM: usize = 48;
 
 #[derive(Debug)]
 pub(super) struct Table {
@@ -78,12 +77,17 @@ impl Table {
         key: &HostKey,
         make: impl FnOnce(u64) -> Slot,
     ) -> (SlotId, &'a mut Slot) {
-        let rehash = |slot: &Slot| self.hash(slot.key());
-        let entry = match shard.slots.entry(hash, |slot| slot.key() == key, rehash) {
-            Entry::Occupied(entry) => entry,
-            Entry::Vacant(entry) => {
+        let entry = match shard.slots.find_entry(hash, |slot| slot.key() == key) {
+            Ok(entry) => entry,
+            Err(absent) => {
+                let slots = absent.into_table();
+                let rehash = |slot: &Slot| self.hash(slot.key());
+                if slots.capacity() == 0 {
+                    // So much at once that an ordinary program never sees the table grow.
+                    slots.reserve(2 * ROOM, rehash);
+                }
                 shard.next_number += 1;
-                entry.insert(make(shard.next_number))
+                slots.insert_unique(hash, make(shard.next_number), rehash)
             }
         };
         let id = SlotId { hash, number: entry.get().number(), bucket: entry.bucket_index() };
