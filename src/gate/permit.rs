@@ -135,6 +135,7 @@ impl Permit {
         self.report(elsewhere, outcome, status, headers)
     }
 
+    /// Apart from [`settle`](Self::settle), so that what happens to nearly every response is inlined where it comes in.
     fn report(
         &self,
         elsewhere: Option<&HostKey>,
