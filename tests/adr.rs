@@ -1,5 +1,5 @@
 //! ADR-0016, clause by clause. A test quotes the clause it holds the gate to (`>`), and says which change to `src` would
-//! make it fail.
+//! make it fail. The ADR's pacing is `Pacing::Reactive`.
 //!
 //! | module | what |
 //! |---|---|

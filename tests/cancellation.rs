@@ -19,6 +19,7 @@ use bytes::Bytes;
 use fastrand::Rng;
 use http::{Request, Response};
 use http_body::{Body, Frame};
+use support::reactive;
 use support::script::{Reply, Script, get};
 use tokio::sync::Semaphore;
 use tokio::time::sleep;
@@ -40,7 +41,7 @@ fn c04_ten_thousand_random_cancellations_leave_nothing_behind() {
     let seed = fastrand::u64(..);
     println!("seed {seed}");
     let layer = CAPS.iter().enumerate().fold(
-        HostGateLayer::new()
+        reactive()
             .spacing(Duration::from_millis(1))
             .warm_for(Duration::from_millis(5))
             .max_wait(Duration::from_millis(50)),
@@ -261,7 +262,7 @@ async fn dropped_after(polls: usize) -> bool {
     });
     let semaphore = Arc::new(Semaphore::new(1));
     let limited = ConcurrencyLimit::with_semaphore(script.clone(), Arc::clone(&semaphore));
-    let layer = HostGateLayer::new();
+    let layer = reactive();
     let mut gated = layer.layer(limited);
 
     let first = tokio::spawn(gated.call(get(URI)));

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use http::{HeaderMap, StatusCode, Uri};
+use support::reactive;
 use support::script::{Reply, Script, get};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
@@ -47,7 +48,7 @@ fn state(hosts: &Hosts) -> HostSnapshot {
 #[tokio::test(start_paused = true)]
 async fn o02_a_snapshot_says_who_waits_and_why() {
     let script = Script::list([Reply::status(503).header("retry-after", "100")]);
-    let layer = HostGateLayer::new();
+    let layer = reactive();
     assert_eq!(layer.hosts().get(HOST), None);
     fetch(&layer, &script).await.unwrap().unwrap();
     sleep(secs(10)).await;
@@ -102,7 +103,7 @@ async fn of_several_ports_under_one_name_get_gives_the_one_held_longest() {
 #[tokio::test(start_paused = true)]
 async fn a_snapshot_can_be_serialised() {
     let script = Script::list([Reply::status(429).header("retry-after", "30")]);
-    let layer = HostGateLayer::new();
+    let layer = reactive();
     fetch(&layer, &script).await.unwrap().unwrap();
     let json = serde_json::to_value(layer.hosts().snapshot()).unwrap();
     assert_eq!(json[0]["host"], HOST);
@@ -114,7 +115,7 @@ async fn a_snapshot_can_be_serialised() {
 
 #[tokio::test(start_paused = true)]
 async fn penalize_only_extends_and_zero_does_nothing() {
-    let hosts = HostGateLayer::new().hosts();
+    let hosts = reactive().hosts();
     hosts.penalize(HOST, Duration::ZERO);
     assert_eq!(hosts.snapshot(), []);
     for (penalty, held) in [(30, 30), (5, 30), (40, 40), (0, 40), (u64::MAX, 60)] {
@@ -167,7 +168,7 @@ async fn penalize_past_their_budget_sheds_waiters_at_once() {
 #[tokio::test(start_paused = true)]
 async fn clear_lets_the_waiters_go_and_forgets_the_host() {
     let script = Script::list([Reply::status(429).header("retry-after", "60")]);
-    let layer = HostGateLayer::new().max_wait(secs(120));
+    let layer = reactive().max_wait(secs(120));
     fetch(&layer, &script).await.unwrap().unwrap();
     let waiting = [fetch(&layer, &script), fetch(&layer, &script)];
     sleep(secs(5)).await;
@@ -283,7 +284,7 @@ async fn o03_a_zero_concurrency_is_one() {
 #[tokio::test(start_paused = true)]
 async fn o03_max_wait_and_spacing_can_be_changed_at_run_time() {
     let script = Script::always(Reply::ok());
-    let layer = HostGateLayer::new();
+    let layer = reactive();
     layer.hosts().penalize(HOST, secs(10));
     layer.hosts().set_limits(HOST, Limits::default().max_wait(secs(5)));
     assert_eq!(fetch(&layer, &script).await.unwrap().unwrap_err().reason(), Reason::Cooldown);
@@ -348,7 +349,7 @@ async fn a_dropped_acquire_leaves_nothing_behind() {
 
 #[tokio::test(start_paused = true)]
 async fn try_acquire_never_waits() {
-    let hosts = HostGateLayer::new().hosts();
+    let hosts = reactive().hosts();
     let held = hosts.try_acquire(&uri()).unwrap();
     assert_eq!(hosts.try_acquire(&uri()).unwrap_err().reason(), Reason::InFlight);
     drop(held);
@@ -364,7 +365,7 @@ async fn try_acquire_never_waits() {
 
 #[tokio::test(start_paused = true)]
 async fn settle_teaches_the_gate_what_a_response_would() {
-    let hosts = HostGateLayer::new().hosts();
+    let hosts = reactive().hosts();
     let throttled = |hint: Option<u64>| Outcome::Throttled { hint: hint.map(secs), soft: false };
     let settle = |outcome| hosts.try_acquire(&uri()).unwrap().settle(outcome);
 
@@ -390,14 +391,14 @@ async fn settle_teaches_the_gate_what_a_response_would() {
 
 #[tokio::test(start_paused = true)]
 async fn settle_response_judges_a_head_as_the_layer_does() {
-    let hosts = HostGateLayer::new().hosts();
+    let hosts = reactive().hosts();
     let headers = HeaderMap::from_iter([(http::header::RETRY_AFTER, "7".parse().unwrap())]);
     hosts.try_acquire(&uri()).unwrap().settle_response(StatusCode::SERVICE_UNAVAILABLE, &headers);
     let seen = state(&hosts);
     assert_eq!((seen.cooldown, seen.last_status), (secs(7), Some(StatusCode::SERVICE_UNAVAILABLE)));
 
     // So a verdict of the layer's own is asked, too.
-    let hosts = HostGateLayer::new().verdict(|_: StatusCode, _: &HeaderMap, _: &http::Extensions| Outcome::Success);
+    let hosts = reactive().verdict(|_: StatusCode, _: &HeaderMap, _: &http::Extensions| Outcome::Success);
     let hosts = hosts.hosts();
     hosts.try_acquire(&uri()).unwrap().settle_response(StatusCode::SERVICE_UNAVAILABLE, &headers);
     assert_eq!(hosts.snapshot(), []);

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use http::Request;
 use support::log::Log;
+use support::reactive;
 use support::script::{Reply, Script, get};
 use tokio::task::JoinHandle;
 use tokio::time::sleep;
@@ -162,7 +163,7 @@ async fn o01_acquire_and_try_acquire_are_told_as_requests_are() {
 
 #[tokio::test(start_paused = true)]
 async fn every_refusal_is_told_and_a_burst_is_one_new_event() {
-    let (layer, recorder) = observed(HostGateLayer::new().concurrency(2));
+    let (layer, recorder) = observed(reactive().concurrency(2));
     let script = Script::new(|sent| match sent.n {
         0 | 1 => Reply::status(429).after(secs(1)),
         2 => Reply::status(503).header("retry-after", "100"),
@@ -207,7 +208,7 @@ async fn a_host_that_never_throttled_reports_no_pacing_however_long_its_queue() 
 
 #[tokio::test(start_paused = true)]
 async fn a_wait_is_pacing_while_a_permit_was_free_and_queued_while_none_was() {
-    let (layer, recorder) = observed(HostGateLayer::new());
+    let (layer, recorder) = observed(reactive());
     let script = Script::new(|sent| match sent.n {
         0 => Reply::status(429).header("retry-after", "10").after(secs(5)),
         _ => Reply::ok().after(secs(4)),
@@ -231,7 +232,7 @@ async fn a_wait_is_pacing_while_a_permit_was_free_and_queued_while_none_was() {
 
 #[tokio::test(start_paused = true)]
 async fn spacing_is_pacing_for_everybody_in_the_queue() {
-    let (layer, recorder) = observed(HostGateLayer::new().spacing(secs(3)));
+    let (layer, recorder) = observed(reactive().spacing(secs(3)));
     let script = Script::always(Reply::ok());
     layer.hosts().penalize(HOST, secs(2));
     let tasks: Vec<_> = (0..3).map(|_| fetch(&layer, &script)).collect();
@@ -243,7 +244,7 @@ async fn spacing_is_pacing_for_everybody_in_the_queue() {
 
 #[tokio::test(start_paused = true)]
 async fn one_who_comes_late_is_charged_only_for_its_own_wait() {
-    let (layer, recorder) = observed(HostGateLayer::new().spacing(secs(3)));
+    let (layer, recorder) = observed(reactive().spacing(secs(3)));
     let script = Script::always(Reply::ok());
     layer.hosts().penalize(HOST, secs(10));
     let first = fetch(&layer, &script);
@@ -259,7 +260,7 @@ async fn one_who_comes_late_is_charged_only_for_its_own_wait() {
 #[tokio::test(start_paused = true)]
 async fn every_event_carries_the_label_of_its_request() {
     let (log, _guard) = Log::capture();
-    let (layer, recorder) = observed(HostGateLayer::new());
+    let (layer, recorder) = observed(reactive());
     let script = Script::always(Reply::status(429).header("retry-after", "10"));
     send(&layer, &script, with(Label("first"))).await.unwrap().unwrap();
     let canceled = send(&layer, &script, with(Label("canceled")));

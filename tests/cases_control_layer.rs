@@ -12,6 +12,7 @@ use futures_util::FutureExt;
 use http::{Method, Request, StatusCode};
 use http_body::Body;
 use http_body_util::BodyExt;
+use support::reactive;
 use support::script::{Reply, Script, get};
 use tokio::time::{Instant, sleep};
 use tower::{Layer, Service, ServiceBuilder, ServiceExt};
@@ -65,7 +66,7 @@ async fn clones_of_layer_service_and_hosts_share_one_gate() {
 // SPEC 6: "a setter on a layer that was already cloned or used makes a separate gate".
 #[tokio::test(start_paused = true)]
 async fn a_setter_on_a_layer_in_use_makes_a_separate_gate() {
-    let layer = HostGateLayer::new().per_host(HOST, Limits::default().spacing(secs(7)));
+    let layer = reactive().per_host(HOST, Limits::default().spacing(secs(7)));
     layer.hosts().penalize(HOST, secs(30));
     let changed = layer.clone().max_wait(secs(40));
     assert_eq!(changed.hosts().snapshot(), []);
@@ -120,7 +121,7 @@ async fn a_disabled_gate_still_says_what_the_inner_service_says() {
 #[tokio::test(start_paused = true)]
 async fn a_shed_can_come_back_as_a_429_with_retry_after_and_a_marker() {
     let script = Script::list([Reply::status(503).header("retry-after", "100")]);
-    let gated = HostGateLayer::new().on_shed(OnShed::Response).layer(script.clone());
+    let gated = reactive().on_shed(OnShed::Response).layer(script.clone());
     let passed = gated.clone().oneshot(get(URI)).await.unwrap();
     assert!(passed.extensions().get::<Shed>().is_none(), "this one is the server's");
     sleep(Duration::from_millis(500)).await;
@@ -235,7 +236,7 @@ async fn a_place_that_was_given_up_is_free_again() {
 #[tokio::test(start_paused = true)]
 async fn a_queue_bound_of_zero_is_none() {
     let script = Script::always(Reply::ok());
-    let layer = HostGateLayer::new().max_queue(0).spacing(Duration::ZERO);
+    let layer = reactive().max_queue(0).spacing(Duration::ZERO);
     layer.hosts().penalize(HOST, secs(1));
     let gated = layer.layer(script.clone());
     let calls = (0..20_000).map(|_| gated.clone().oneshot(get(URI)));

@@ -12,6 +12,7 @@ use tokio::time::{Instant, sleep};
 use tower::{BoxError, Layer as _, ServiceExt as _};
 use tower_host_gate::{HostGate, HostGateLayer, Limits, Outcome, RateLimited, ResponseBody, RetryAfterUnit};
 
+use support::reactive;
 use support::script::{Reply, Script, ScriptBody, get};
 
 const FEED: &str = "http://feeds.example/feed.xml";
@@ -43,7 +44,7 @@ async fn next_send_of(layer: HostGateLayer, refusal: Reply) -> Duration {
 
 /// The same with the default settings.
 async fn next_send(refusal: Reply) -> Duration {
-    next_send_of(HostGateLayer::new(), refusal).await
+    next_send_of(reactive(), refusal).await
 }
 
 fn refusal(retry_after: &str) -> Reply {
@@ -52,7 +53,7 @@ fn refusal(retry_after: &str) -> Reply {
 
 /// Does not get in the way of any hint of a test.
 fn patient() -> HostGateLayer {
-    HostGateLayer::new().max_cooldown(secs(100_000)).max_wait(secs(100_000))
+    reactive().max_cooldown(secs(100_000)).max_wait(secs(100_000))
 }
 
 fn secs(n: u64) -> Duration {
@@ -68,7 +69,7 @@ fn millis(n: u64) -> Duration {
 #[tokio::test(start_paused = true)]
 async fn h01_a_hint_of_zero_escalates() {
     let script = Script::list(vec![refusal("0"); 5]);
-    let client = HostGateLayer::new().layer(script.clone());
+    let client = reactive().layer(script.clone());
     for _ in 0..6 {
         send(&client, FEED).await.unwrap();
     }
@@ -91,7 +92,7 @@ async fn h02_a_date_that_is_past_or_now_escalates() {
 
     // And like any refusal without a hint it escalates further.
     let script = Script::always(refusal(now).header("date", now));
-    let client = HostGateLayer::new().layer(script.clone());
+    let client = reactive().layer(script.clone());
     for _ in 0..4 {
         send(&client, FEED).await.unwrap();
     }
@@ -143,7 +144,7 @@ async fn h08_a_huge_integer_saturates_at_the_cap() {
     for hint in huge {
         assert_eq!(next_send(refusal(hint)).await, CAP, "{hint:.30}");
 
-        let client = HostGateLayer::new().max_wait(secs(1)).layer(Script::always(refusal(hint)));
+        let client = reactive().max_wait(secs(1)).layer(Script::always(refusal(hint)));
         send(&client, FEED).await.unwrap();
         let limited = shed(&client, FEED).await;
         assert!(limited.asked().unwrap() > secs(365 * 86_400), "very long, and not no hint: {hint:.30}");
@@ -154,7 +155,7 @@ async fn h08_a_huge_integer_saturates_at_the_cap() {
 #[tokio::test(start_paused = true)]
 async fn h09_a_wait_too_far_for_the_timer_does_not_panic() {
     let for_ever = || {
-        HostGateLayer::new()
+        reactive()
             .base_cooldown(Duration::MAX)
             .max_cooldown(Duration::MAX)
             .spacing(Duration::MAX)
@@ -185,7 +186,7 @@ async fn h09_a_wait_too_far_for_the_timer_does_not_panic() {
 
 #[tokio::test(start_paused = true)]
 async fn h11_a_host_that_means_milliseconds_can_be_said_to() {
-    let layer = HostGateLayer::new().max_cooldown(secs(120)).max_wait(secs(120));
+    let layer = reactive().max_cooldown(secs(120)).max_wait(secs(120));
     let in_millis = Limits::default().retry_after_unit(RetryAfterUnit::Millis);
 
     let with_override = layer.clone().per_host("feeds.example", in_millis.clone());
@@ -303,7 +304,7 @@ async fn h19_white_space_is_trimmed_and_bytes_that_are_not_ascii_are_no_hint() {
 #[tokio::test(start_paused = true)]
 async fn h21_a_wait_past_the_cap_is_told_to_siblings_at_once_and_the_gate_tries_again_at_the_cap() {
     let script = Script::list([refusal("3600").after(millis(100))]);
-    let client = HostGateLayer::new().layer(script.clone());
+    let client = reactive().layer(script.clone());
     let first = tokio::spawn(client.clone().oneshot(get(FEED)));
     let siblings: Vec<_> = (0..20).map(|_| tokio::spawn(client.clone().oneshot(get(FEED)))).collect();
     first.await.unwrap().unwrap();
@@ -328,7 +329,7 @@ async fn h21_a_wait_past_the_cap_is_told_to_siblings_at_once_and_the_gate_tries_
 #[tokio::test(start_paused = true)]
 async fn h21_a_request_is_not_counted_behind_siblings_that_are_being_shed() {
     let script = Script::list([refusal("3600").after(millis(100))]);
-    let client = HostGateLayer::new().max_queue(20).layer(script.clone());
+    let client = reactive().max_queue(20).layer(script.clone());
     let first = tokio::spawn({
         let client = client.clone();
         async move {
@@ -353,7 +354,7 @@ async fn h22_a_hint_of_a_year_is_no_denial_of_service() {
         "hostile.example" => refusal("31536000"),
         _ => Reply::ok(),
     });
-    let layer = HostGateLayer::new();
+    let layer = reactive();
     let client = layer.layer(script.clone());
     send(&client, "http://hostile.example/").await.unwrap();
 
@@ -378,7 +379,7 @@ async fn h23_only_a_throttle_status_changes_anything() {
         [hinted(200), hinted(202), hinted(301), hinted(404), hinted(408), Reply::status(500), Reply::status(503)];
     for answer in says_nothing {
         let script = Script::list([answer.clone()]);
-        let layer = HostGateLayer::new();
+        let layer = reactive();
         let client = layer.layer(script.clone());
         send(&client, FEED).await.unwrap();
         assert_eq!(layer.hosts().get(HOST), None, "{answer:?}");
@@ -403,7 +404,7 @@ async fn h23_only_a_throttle_status_changes_anything() {
 async fn h25_a_hint_in_the_body_is_not_read_and_the_body_arrives_whole() {
     let body = r#"{"retry_after": 30}"#;
     let script = Script::list([refusal("0").body(body)]);
-    let client = HostGateLayer::new().layer(script.clone());
+    let client = reactive().layer(script.clone());
 
     let response = send(&client, FEED).await.unwrap();
     assert_eq!(response.into_body().collect().await.unwrap().to_bytes(), body);
@@ -432,7 +433,7 @@ async fn h25_a_verdict_of_the_users_can_find_a_hint_in_headers_and_extensions() 
         // The verdict's word, not the status, is what counts.
         Reply::ok().header("x-backoff", "30"),
     ] {
-        assert_eq!(next_send_of(HostGateLayer::new().verdict(verdict), answer).await, secs(30));
+        assert_eq!(next_send_of(reactive().verdict(verdict), answer).await, secs(30));
     }
-    assert_eq!(next_send_of(HostGateLayer::new().verdict(verdict), Reply::status(429)).await, ESCALATION);
+    assert_eq!(next_send_of(reactive().verdict(verdict), Reply::status(429)).await, ESCALATION);
 }

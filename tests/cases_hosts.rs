@@ -11,6 +11,7 @@ use std::time::Duration;
 use http::header::{AUTHORIZATION, HOST};
 use http::{Extensions, HeaderMap, Method, Request, Uri};
 use support::log::Log;
+use support::reactive;
 use support::script::{Reply, Script, get};
 use tokio::time::sleep;
 use tower::buffer::Buffer;
@@ -81,7 +82,7 @@ fn a02_a_port_that_is_no_16_bit_number_never_becomes_the_default_port() {
 async fn a02_http_and_https_of_one_host_are_two_gates_by_authority_and_one_by_host() {
     for (by, second) in [(By::Authority, secs(0)), (By::Host, secs(30))] {
         let script = Script::list([Reply::status(429).header("retry-after", "30")]);
-        let gated = HostGateLayer::new().keying(by).layer(script.clone());
+        let gated = reactive().keying(by).layer(script.clone());
         gated.clone().oneshot(get("http://example.com/")).await.unwrap();
         gated.clone().oneshot(get("https://example.com/")).await.unwrap();
         assert_eq!(script.times(), [secs(0), second], "{by:?}");
@@ -180,7 +181,7 @@ fn by_host_and_first_segment(uri: &Uri, _: &HeaderMap, _: &Extensions) -> Option
 #[tokio::test(start_paused = true)]
 async fn a09_two_services_on_one_address_are_told_apart_by_port() {
     let script = Script::list([Reply::status(503).header("retry-after", "1500")]);
-    let layer = HostGateLayer::new().max_cooldown(secs(3600)).max_wait(secs(3600));
+    let layer = reactive().max_cooldown(secs(3600)).max_wait(secs(3600));
     let gated = layer.layer(script.clone());
     gated.clone().oneshot(get("http://172.17.0.1:21200/a")).await.unwrap();
     gated.clone().oneshot(get("http://172.17.0.1:2888/")).await.unwrap();
@@ -191,7 +192,7 @@ async fn a09_two_services_on_one_address_are_told_apart_by_port() {
 #[tokio::test(start_paused = true)]
 async fn a09_two_services_under_one_authority_are_told_apart_by_a_path_prefix() {
     let script = Script::list([Reply::status(503).header("retry-after", "30")]);
-    let layer = HostGateLayer::new().keying(by_host_and_first_segment);
+    let layer = reactive().keying(by_host_and_first_segment);
     let gated = layer.layer(script.clone());
     for path in ["a", "b", "a/again"] {
         gated.clone().oneshot(get(&format!("http://172.17.0.1:21200/{path}"))).await.unwrap();
@@ -202,7 +203,7 @@ async fn a09_two_services_under_one_authority_are_told_apart_by_a_path_prefix() 
 #[tokio::test(start_paused = true)]
 async fn a09_a_key_of_ones_own_can_be_looked_up_and_steered_by_its_text() {
     let script = Script::always(Reply::status(503).header("retry-after", "30"));
-    let layer = HostGateLayer::new().keying(by_host_and_first_segment);
+    let layer = reactive().keying(by_host_and_first_segment);
     layer.layer(script).oneshot(get("http://e.com/a")).await.unwrap();
 
     let hosts = layer.hosts();
@@ -217,7 +218,7 @@ async fn a09_a_key_of_ones_own_can_be_looked_up_and_steered_by_its_text() {
 #[tokio::test(start_paused = true)]
 async fn a10_many_names_of_one_provider_share_a_gate() {
     let script = Script::list([Reply::status(429).header("retry-after", "30")]);
-    let layer = HostGateLayer::new().keying(|uri: &Uri, headers: &HeaderMap, extensions: &Extensions| {
+    let layer = reactive().keying(|uri: &Uri, headers: &HeaderMap, extensions: &Extensions| {
         match uri.host()?.ends_with(".feeds.example") {
             true => Some(HostKey::new("*.feeds.example")),
             false => By::Authority.key(uri, headers, extensions),
@@ -234,7 +235,7 @@ async fn a10_many_names_of_one_provider_share_a_gate() {
 async fn a11_a_token_in_the_key_separates_its_owners_and_is_never_printed() {
     let (log, _guard) = Log::capture();
     let script = Script::list([Reply::status(429).header("retry-after", "30")]);
-    let layer = HostGateLayer::new().keying(|uri: &Uri, headers: &HeaderMap, _: &Extensions| {
+    let layer = reactive().keying(|uri: &Uri, headers: &HeaderMap, _: &Extensions| {
         let mut hasher = DefaultHasher::new();
         headers.get(AUTHORIZATION).map(|token| token.as_bytes()).hash(&mut hasher);
         Some(HostKey::new(format!("{}#{:016x}", uri.host()?, hasher.finish())))

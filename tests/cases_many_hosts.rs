@@ -17,6 +17,7 @@ use std::time::Duration;
 use allocation_counter::measure;
 use futures_util::FutureExt;
 use http::{Extensions, HeaderMap, Request, Response, Uri};
+use support::reactive;
 use support::script::{Reply, Script, get};
 use tokio::time::{Instant, sleep};
 use tower::{Layer, Service, ServiceExt, service_fn};
@@ -57,7 +58,7 @@ fn m01_a_million_hosts_that_never_throttled_leave_nothing() {
 fn m01_hosts_that_throttled_leave_nothing_once_they_are_cold() {
     const HOSTS: usize = 20_000;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
-    let layer = HostGateLayer::new();
+    let layer = reactive();
     let gated = layer.layer(service_fn(|_: Request<()>| throttled()));
     let memory = measure(|| {
         runtime.block_on(async {
@@ -74,7 +75,7 @@ fn m01_hosts_that_throttled_leave_nothing_once_they_are_cold() {
 
 #[tokio::test(start_paused = true)]
 async fn m01_a_host_stays_known_until_cooldown_and_warmth_are_over() {
-    let layer = HostGateLayer::new();
+    let layer = reactive();
     let gated = layer.layer(Script::always(Reply::status(429).header("retry-after", "60")));
     gated.oneshot(get("http://example.com/")).await.unwrap();
     sleep(secs(179)).await;
@@ -139,7 +140,7 @@ fn there_are_never_two_slots_for_one_key() {
 // The recipe: a worker does not wait in the place of others. What cannot go now goes back to the end of the list.
 #[tokio::test(start_paused = true)]
 async fn m06_a_held_host_does_not_keep_the_others_of_a_list_waiting() {
-    let layer = HostGateLayer::new();
+    let layer = reactive();
     let hosts = layer.hosts();
     hosts.penalize("a.example:80", secs(60));
 

@@ -11,6 +11,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 use tower::{BoxError, Layer as _, ServiceExt as _};
 use tower_host_gate::{HostGate, HostGateLayer, HostSnapshot, MaxWait, RateLimited, Reason, ResponseBody};
 
+use support::reactive;
 use support::script::{Reply, Script, ScriptBody, get};
 
 const FEED: &str = "http://feeds.example/feed.xml";
@@ -72,7 +73,7 @@ fn millis(n: u64) -> Duration {
 async fn s01_a_burst_of_429s_is_one_event() {
     let script = Script::always(refused().after(millis(100)));
     // Without spacing, so that the second burst is one too.
-    let layer = HostGateLayer::new().concurrency(8).spacing(secs(0));
+    let layer = reactive().concurrency(8).spacing(secs(0));
     let client = layer.layer(script.clone());
 
     burst(&client, 8).await;
@@ -93,7 +94,7 @@ async fn s01_spaced_sends_that_overlap_are_one_event_too() {
         refused().after(secs(10)),
         refused().after(secs(10)),
     ]);
-    let layer = HostGateLayer::new().concurrency(8);
+    let layer = reactive().concurrency(8);
     let client = layer.layer(script.clone());
     send(&client).await.unwrap();
 
@@ -115,7 +116,7 @@ async fn s02_the_longest_hint_of_an_event_holds_and_none_escalates() {
     ];
     for (first, second, next) in cases {
         let script = Script::list([first, second]);
-        let layer = HostGateLayer::new().concurrency(2);
+        let layer = reactive().concurrency(2);
         let client = layer.layer(script.clone());
         burst(&client, 2).await;
         assert_eq!(state(&layer).streak, 1);
@@ -128,7 +129,7 @@ async fn s02_the_longest_hint_of_an_event_holds_and_none_escalates() {
 #[tokio::test(start_paused = true)]
 async fn s02_a_penalty_never_shortens_a_hold() {
     let script = Script::list([refused_for("30")]);
-    let layer = HostGateLayer::new();
+    let layer = reactive();
     let client = layer.layer(script.clone());
     send(&client).await.unwrap();
 
@@ -154,7 +155,7 @@ async fn s04_any_answer_ends_the_streak_and_a_connection_error_does_not() {
     ];
     for (answer, streak) in cases {
         let script = Script::list([refused(), refused(), answer.clone(), refused()]);
-        let layer = HostGateLayer::new();
+        let layer = reactive();
         let client = layer.layer(script.clone());
         for _ in 0..3 {
             let _ = send(&client).await;
@@ -169,7 +170,7 @@ async fn s04_any_answer_ends_the_streak_and_a_connection_error_does_not() {
 #[tokio::test(start_paused = true)]
 async fn s05_a_cooldown_is_a_deadline_not_a_duration() {
     let script = Script::list([refused_for("10")]);
-    let client = HostGateLayer::new().layer(script.clone());
+    let client = reactive().layer(script.clone());
     let began = Instant::now();
     send(&client).await.unwrap();
 
@@ -190,7 +191,7 @@ async fn s10_a_host_is_not_forgotten_while_it_is_held_warm_or_on_a_streak() {
         ("feeds.example", _) => refused(),
         _ => refused_for("1"),
     });
-    let layer = HostGateLayer::new();
+    let layer = reactive();
     let client = layer.layer(script.clone());
     send(&client).await.unwrap();
 
@@ -219,7 +220,7 @@ async fn s11_a_streak_ends_when_the_host_is_cold() {
     let cold_at = 14_000 + 120_000;
     for (asked_at, streak, cooldown) in [(cold_at - 1, 4, 16), (cold_at, 1, 2), (cold_at + 1_000_000, 1, 2)] {
         let script = Script::always(refused());
-        let layer = HostGateLayer::new();
+        let layer = reactive();
         let client = layer.layer(script.clone());
         let began = Instant::now();
         for _ in 0..3 {
@@ -237,7 +238,7 @@ async fn s11_a_streak_ends_when_the_host_is_cold() {
 #[tokio::test(start_paused = true)]
 async fn s12_a_host_that_always_refuses_is_asked_a_bounded_number_of_times() {
     let script = Script::always(refused());
-    let client = HostGateLayer::new().layer(script.clone());
+    let client = reactive().layer(script.clone());
     let began = Instant::now();
 
     // Twenty callers that retry for an hour: at once after a refusal, when told to after being shed.
@@ -273,7 +274,7 @@ async fn s13_no_herd_after_the_cooldown() {
         0 => refused_for("30"),
         _ => Reply::ok().after(millis(100)),
     });
-    let client = HostGateLayer::new().concurrency(5).max_wait(secs(600)).layer(script.clone());
+    let client = reactive().concurrency(5).max_wait(secs(600)).layer(script.clone());
     send(&client).await.unwrap();
 
     let waiters: Vec<_> = (0..50).map(|n| spawn(&client, &format!("http://feeds.example/{n}"))).collect();
@@ -289,7 +290,7 @@ async fn s13_no_herd_after_the_cooldown() {
 #[tokio::test(start_paused = true)]
 async fn s13_a_probe_that_is_refused_holds_all_who_wait_behind_it() {
     let script = Script::list([refused_for("30"), refused()]);
-    let client = HostGateLayer::new().concurrency(5).max_wait(secs(600)).layer(script.clone());
+    let client = reactive().concurrency(5).max_wait(secs(600)).layer(script.clone());
     send(&client).await.unwrap();
 
     burst(&client, 4).await;
@@ -302,7 +303,7 @@ async fn s13_a_probe_that_is_refused_holds_all_who_wait_behind_it() {
 #[tokio::test(start_paused = true)]
 async fn s17_a_request_without_a_budget_left_is_an_error_and_books_nothing() {
     let script = Script::list([refused()]);
-    let layer = HostGateLayer::new();
+    let layer = reactive();
     let client = layer.layer(script.clone());
     let began = Instant::now();
     send(&client).await.unwrap();
@@ -339,7 +340,7 @@ async fn s17_a_request_without_a_budget_is_sent_where_it_need_not_wait() {
 #[tokio::test(start_paused = true)]
 async fn s20_a_fast_error_never_speeds_anything_up() {
     let script = Script::always(refused().after(millis(5)));
-    let client = HostGateLayer::new().layer(script.clone());
+    let client = reactive().layer(script.clone());
     for _ in 0..11 {
         send(&client).await.unwrap();
     }
@@ -363,7 +364,7 @@ async fn s21_zero_concurrency_is_one() {
 #[tokio::test(start_paused = true)]
 async fn s21_a_base_past_the_cap_is_the_cap() {
     let script = Script::always(refused());
-    let client = HostGateLayer::new().base_cooldown(secs(90)).max_cooldown(secs(20)).layer(script.clone());
+    let client = reactive().base_cooldown(secs(90)).max_cooldown(secs(20)).layer(script.clone());
     for _ in 0..3 {
         send(&client).await.unwrap();
     }
@@ -373,7 +374,7 @@ async fn s21_a_base_past_the_cap_is_the_cap() {
 /// Without a cooldown a refused host is still warm: the spacing is what is left.
 #[tokio::test(start_paused = true)]
 async fn s21_no_cooldown_leaves_the_spacing() {
-    for layer in [HostGateLayer::new().base_cooldown(secs(0)), HostGateLayer::new().max_cooldown(secs(0))] {
+    for layer in [reactive().base_cooldown(secs(0)), reactive().max_cooldown(secs(0))] {
         let script = Script::always(refused());
         let client = layer.layer(script.clone());
         burst(&client, 4).await;
@@ -384,12 +385,12 @@ async fn s21_no_cooldown_leaves_the_spacing() {
 #[tokio::test(start_paused = true)]
 async fn s21_zero_spacing_and_zero_warmth_are_off() {
     let script = Script::list([refused()]);
-    burst(&HostGateLayer::new().spacing(secs(0)).layer(script.clone()), 4).await;
+    burst(&reactive().spacing(secs(0)).layer(script.clone()), 4).await;
     assert_eq!(script.times(), [0, 2, 2, 2].map(secs));
 
     // Without warmth a host is cold when its cooldown ends: no spacing, and no streak that goes on.
     let script = Script::list([refused(), Reply::ok(), Reply::ok(), refused()]);
-    let layer = HostGateLayer::new().warm_for(secs(0));
+    let layer = reactive().warm_for(secs(0));
     let client = layer.layer(script.clone());
     burst(&client, 4).await;
     assert_eq!(script.times(), [0, 2, 2, 2].map(secs));
@@ -399,7 +400,7 @@ async fn s21_zero_spacing_and_zero_warmth_are_off() {
 #[tokio::test(start_paused = true)]
 async fn s21_zero_max_wait_fails_fast() {
     let script = Script::list([refused()]);
-    let client = HostGateLayer::new().max_wait(secs(0)).layer(script.clone());
+    let client = reactive().max_wait(secs(0)).layer(script.clone());
     let began = Instant::now();
     send(&client).await.unwrap();
 

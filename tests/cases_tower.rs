@@ -18,6 +18,7 @@ use futures_util::FutureExt;
 use futures_util::future::join_all;
 use http::{Request, Response};
 use http_body_util::Full;
+use support::reactive;
 use support::script::{Reply, Script, ScriptBody, ScriptError, get};
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, sleep, timeout};
@@ -158,7 +159,7 @@ async fn section_2_a_waiting_request_reserves_nothing_of_the_inner_service() {
 async fn section_2_a_readied_instance_is_dropped_when_the_host_was_refused_meanwhile() {
     let script = Script::list([Reply::status(429).header("retry-after", "30").after(secs(5))]);
     let (limited, semaphore) = one_at_a_time(script.clone());
-    let gated = HostGateLayer::new().concurrency(2).layer(limited);
+    let gated = reactive().concurrency(2).layer(limited);
 
     // The first is in flight until 5 s. The second has a permit of the gate and waits for the inner service.
     let first = tokio::spawn(gated.clone().oneshot(get(A)));
@@ -175,7 +176,7 @@ async fn section_2_a_readied_instance_is_dropped_when_the_host_was_refused_meanw
 async fn section_2_a_request_that_waits_again_still_has_its_one_budget() {
     let script = Script::list([Reply::status(429).header("retry-after", "30").after(secs(5))]);
     let (limited, _) = one_at_a_time(script.clone());
-    let gated = HostGateLayer::new().concurrency(2).max_wait(secs(20)).layer(limited);
+    let gated = reactive().concurrency(2).max_wait(secs(20)).layer(limited);
     let first = tokio::spawn(gated.clone().oneshot(get(A)));
     let second = tokio::spawn(gated.clone().oneshot(get(A)));
     first.await.unwrap().unwrap();
@@ -255,7 +256,7 @@ async fn c14_every_kind_of_error_can_be_told_from_the_others() {
         "/reset" => Reply::error("connection reset"),
         _ => Reply::ok(),
     });
-    let layer = HostGateLayer::new().max_queue(1).max_wait(secs(10));
+    let layer = reactive().max_queue(1).max_wait(secs(10));
     let gated = layer.layer(script.clone());
 
     // An inner error passes untouched.
@@ -299,7 +300,7 @@ async fn c14_every_kind_of_error_can_be_told_from_the_others() {
 #[tokio::test(start_paused = true)]
 async fn c14_a_shed_request_carries_what_the_server_said() {
     let script = Script::list([Reply::status(503).header("retry-after", "120")]);
-    let gated = HostGateLayer::new().layer(script);
+    let gated = reactive().layer(script);
     gated.clone().oneshot(get(A)).await.unwrap();
     sleep(secs(10)).await;
     let mut hasty = get(A);
@@ -342,7 +343,7 @@ async fn c14_a_shed_is_found_behind_other_layers() {
 #[tokio::test(start_paused = true)]
 async fn c15_a_hopeless_request_is_refused_at_once() {
     let script = Script::list([Reply::status(429).header("retry-after", "90")]);
-    let layer = HostGateLayer::new().max_cooldown(secs(90));
+    let layer = reactive().max_cooldown(secs(90));
     let mut gated = layer.layer(script.clone());
     gated.call(get(A)).await.unwrap();
     let error = gated.call(get(A)).now_or_never().expect("refused without a wait").unwrap_err();

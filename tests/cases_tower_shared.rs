@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use http::{Extensions, HeaderMap, Request, Response, StatusCode, Uri};
+use support::reactive;
 use support::script::{Reply, Script, get};
 use tokio::runtime::Builder;
 use tokio::sync::Barrier;
@@ -166,7 +167,7 @@ fn c06_clones_on_many_threads_never_exceed_the_cap() {
 async fn c07_ten_thousand_waiters_sleep_through_a_cooldown() {
     const WAITERS: usize = 10_000;
     let script = Script::always(Reply::ok());
-    let layer = HostGateLayer::new().spacing(Duration::ZERO);
+    let layer = reactive().spacing(Duration::ZERO);
     let gated = layer.layer(script.clone());
     layer.hosts().penalize("a.example:80", secs(30));
 
@@ -228,7 +229,7 @@ async fn c08_a_newcomer_does_not_overtake_a_woken_waiter() {
 #[tokio::test(start_paused = true)]
 async fn c09_a_host_in_its_cooldown_keeps_no_other_waiting() {
     let script = Script::list([Reply::status(429).header("retry-after", "4")]);
-    let gated = HostGateLayer::new().layer(script.clone());
+    let gated = reactive().layer(script.clone());
     drop(gated.clone().oneshot(get(A)).await.unwrap());
     let held = tokio::spawn(gated.clone().oneshot(get(A)));
     sleep(secs(1)).await;
@@ -241,7 +242,7 @@ async fn c09_a_host_in_its_cooldown_keeps_no_other_waiting() {
 
 #[tokio::test(start_paused = true)]
 async fn c10_two_services_of_one_layer_share_its_state() {
-    let layer = HostGateLayer::new();
+    let layer = reactive();
     let one = Script::list([Reply::status(429).header("retry-after", "30")]);
     let two = Script::always(Reply::ok());
     let (gated_one, gated_two) = (layer.layer(one.clone()), layer.clone().layer(two.clone()));

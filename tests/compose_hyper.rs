@@ -17,6 +17,7 @@ use hyper_util::{client::legacy::Client, rt::TokioExecutor};
 use support::{
     client::{self, drain, get},
     provider::Provider,
+    reactive,
 };
 use tokio::time::sleep;
 use tower::{BoxError, Layer, Service, ServiceBuilder, ServiceExt, retry::RetryLayer, util::BoxCloneSyncService};
@@ -54,7 +55,7 @@ where
 
 /// A gate whose constants are made for a test on a real clock.
 fn quick() -> HostGateLayer {
-    HostGateLayer::new().base_cooldown(ms(50)).spacing(ms(10))
+    reactive().base_cooldown(ms(50)).spacing(ms(10))
 }
 
 fn answer(status: u16, text: &'static str) -> Response<Full<Bytes>> {

@@ -17,6 +17,7 @@ use futures_util::future::{BoxFuture, join_all};
 use http::{Request, Response, Uri};
 use http_body::Body;
 use http_body_util::{BodyExt, Full};
+use support::reactive;
 use support::script::{Reply, Script, ScriptError, get};
 use tokio::{
     join,
@@ -93,7 +94,7 @@ async fn a_timeout_inside_counts_the_send_only() {
 
 #[tokio::test(start_paused = true)]
 async fn an_inner_timeout_stays_downcastable_teaches_nothing_and_gives_the_permit_back() {
-    let layer = HostGateLayer::new();
+    let layer = reactive();
     let script = Script::list([Reply::status(429), Reply::hang(), Reply::ok()]);
     let client = ServiceBuilder::new().layer(layer.clone()).timeout(secs(5)).service(script.clone());
     assert_eq!(send(&client, get(A)).await.unwrap().status(), 429);
@@ -160,8 +161,7 @@ async fn a_limit_inside_caps_all_hosts_together() {
 #[tokio::test(start_paused = true)]
 async fn a_slot_that_comes_after_a_refusal_goes_on_to_another_host() {
     let script = Script::list([Reply::status(429).header("retry-after", "10").after(secs(1))]);
-    let client =
-        ServiceBuilder::new().layer(HostGateLayer::new().concurrency(2)).concurrency_limit(1).service(script.clone());
+    let client = ServiceBuilder::new().layer(reactive().concurrency(2)).concurrency_limit(1).service(script.clone());
     // The second request has its permit and waits for the slot when the first one is refused.
     let (a1, a2, b) = join!(send(&client, get(A)), send(&client, get(A)), send_at(secs(0), &client, get(B)));
     assert_eq!((a1.unwrap().status().as_u16(), a2.unwrap().status().as_u16()), (429, 200));
@@ -184,7 +184,7 @@ async fn the_refusal_is_known_before_anything_of_the_inner_service_is_free_again
         }
     }
 
-    let layer = HostGateLayer::new().concurrency(2);
+    let layer = reactive().concurrency(2);
     let script = Script::list([Reply::status(429).header("retry-after", "10").after(secs(1))]);
     let mut client = ServiceBuilder::new().layer(layer.clone()).concurrency_limit(1).service(script.clone());
     let first = client.call(get(A));
@@ -323,7 +323,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 // SPEC 3.2: "a cache layer sits outside the gate, so a hit takes no permit and waits for nothing"
 #[tokio::test(start_paused = true)]
 async fn a_hit_in_a_cache_outside_takes_no_permit_and_waits_for_nothing_while_its_host_cools() {
-    let layer = HostGateLayer::new();
+    let layer = reactive();
     let script = Script::list([
         Reply::ok().body("the feed"),
         Reply::status(429).header("retry-after", "30"),

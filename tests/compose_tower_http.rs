@@ -10,6 +10,7 @@ use http_body::Body;
 use http_body_util::{BodyExt, Full};
 use support::{
     client::get,
+    reactive,
     script::{Reply, Script, Sent},
 };
 use tokio::{join, time::sleep};
@@ -102,7 +103,7 @@ async fn a_timeout_inside_counts_the_send_only() {
 // SPEC 3.2: "408: neutral (an inner timeout layer synthesises it)"
 #[tokio::test(start_paused = true)]
 async fn the_408_of_a_timeout_inside_is_neutral() {
-    let layer = HostGateLayer::new();
+    let layer = reactive();
     let script = Script::list([Reply::status(429), Reply::hang(), Reply::status(429)]);
     let client = ServiceBuilder::new().layer(layer.clone()).layer(five_seconds()).service(script.clone());
     assert_eq!(status(&client, get(A)).await, 429);
@@ -198,7 +199,7 @@ async fn with_redirects_inside_only_the_first_host_is_waited_for() {
 // the request's host"
 #[tokio::test(start_paused = true)]
 async fn with_redirects_inside_the_verdict_is_charged_to_the_final_host_by_the_hook() {
-    let layer = HostGateLayer::new().final_uri(final_uri::tower_http);
+    let layer = reactive().final_uri(final_uri::tower_http);
     let client = ServiceBuilder::new()
         .layer(layer.clone())
         .layer(FollowRedirectLayer::new())
@@ -224,7 +225,7 @@ async fn with_redirects_inside_and_no_hook_the_verdict_is_charged_to_the_request
 
 #[tokio::test(start_paused = true)]
 async fn the_hook_changes_nothing_for_a_response_without_a_redirect() {
-    let layer = HostGateLayer::new().final_uri(final_uri::tower_http);
+    let layer = reactive().final_uri(final_uri::tower_http);
     let script = Script::list([Reply::status(429), Reply::ok()]);
     let client = ServiceBuilder::new().layer(layer.clone()).layer(FollowRedirectLayer::new()).service(script.clone());
     assert_eq!(status(&client, get(A)).await, 429);
@@ -236,7 +237,7 @@ async fn the_hook_changes_nothing_for_a_response_without_a_redirect() {
 
 #[tokio::test(start_paused = true)]
 async fn with_the_hook_a_success_ends_the_streak_of_both_hosts() {
-    let layer = HostGateLayer::new().final_uri(final_uri::tower_http);
+    let layer = reactive().final_uri(final_uri::tower_http);
     let mut refusals = 2;
     let script = Script::new(move |sent: &Sent| {
         if refusals > 0 {
@@ -254,7 +255,7 @@ async fn with_the_hook_a_success_ends_the_streak_of_both_hosts() {
 
 #[tokio::test(start_paused = true)]
 async fn an_in_flight_retry_charges_the_first_refusal_to_the_final_host() {
-    let layer = HostGateLayer::new().final_uri(final_uri::tower_http);
+    let layer = reactive().final_uri(final_uri::tower_http);
     let script = a_to_b(Reply::status(429));
     let client = ServiceBuilder::new()
         .layer(layer.clone())

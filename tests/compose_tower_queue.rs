@@ -11,6 +11,7 @@ use std::{
 
 use futures_util::future::join_all;
 use http::{Request, Response};
+use support::reactive;
 use support::script::{Reply, Script, ScriptBody, ScriptError, ScriptFuture, get};
 use tokio::{
     join,
@@ -259,7 +260,7 @@ async fn a_gate_fits_into_every_box_of_tower() {
 #[tokio::test(start_paused = true)]
 async fn boxed_clones_share_the_gate() {
     let script = Script::list([Reply::status(429)]);
-    let client = BoxCloneSyncService::new(HostGateLayer::new().layer(script.clone()));
+    let client = BoxCloneSyncService::new(reactive().layer(script.clone()));
     assert_eq!(send(&client, get(A)).await.unwrap().status(), 429);
     assert_eq!(send(&client.clone(), get(A)).await.unwrap().status(), 200);
     assert_eq!(script.times(), [0, 2].map(secs));

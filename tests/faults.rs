@@ -10,6 +10,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use http::{Extensions, HeaderMap, HeaderValue, Request, Uri};
+use support::reactive;
 use support::script::{Reply, Script, ScriptError, ScriptFuture, get};
 use tokio::time::{Instant, sleep};
 use tower::retry::RetryLayer;
@@ -57,7 +58,7 @@ async fn a_permit_that_is_turned_back_wakes_the_next_waiter() {
 /// Sends are spaced only while the host is warm, so a queue is never longer than that.
 #[tokio::test(start_paused = true)]
 async fn nobody_is_shed_for_a_spacing_that_ends_before() {
-    let layer = HostGateLayer::new().warm_for(secs(2)).max_wait(secs(10));
+    let layer = reactive().warm_for(secs(2)).max_wait(secs(10));
     layer.hosts().penalize(HOST, secs(2));
     let script = Script::always(Reply::ok());
     let gated = layer.layer(script.clone());
@@ -159,7 +160,7 @@ async fn a_request_turned_back_in_call_joins_the_queue_when_it_is_polled() {
 async fn a_refusal_that_a_redirect_inside_brought_from_elsewhere_is_not_repeated() {
     let elsewhere = Reply::status(429).header("retry-after", "30").extension(Uri::from_static("http://cdn.example/"));
     let script = Script::always(elsewhere);
-    let layer = HostGateLayer::new().final_uri(|extensions| extensions.get::<Uri>().cloned());
+    let layer = reactive().final_uri(|extensions| extensions.get::<Uri>().cloned());
     let client =
         ServiceBuilder::new().layer(RetryLayer::new(GateRetry::new(4))).layer(layer.clone()).service(script.clone());
     let response = client.oneshot(get(URI)).await.unwrap();
@@ -210,7 +211,7 @@ async fn a_waiter_whose_host_is_cleared_before_it_is_told_goes_at_once() {
 #[tokio::test(start_paused = true)]
 async fn whoever_is_overtaken_out_of_its_budget_is_told_at_once() {
     let script = Script::list([Reply::status(429).after(Duration::from_millis(100))]);
-    let layer = HostGateLayer::new().max_wait(secs(5));
+    let layer = reactive().max_wait(secs(5));
     let client = ServiceBuilder::new().layer(RetryLayer::new(GateRetry::new(3))).layer(layer).service(script);
     let begun = Instant::now();
     let calls: Vec<_> = (0..8)
@@ -232,10 +233,10 @@ async fn whoever_is_overtaken_out_of_its_budget_is_told_at_once() {
 /// The send instants that a gate leaves on a request are its own: another gate's clock began at another time.
 #[tokio::test(start_paused = true)]
 async fn stacked_gates_do_not_read_each_others_marks() {
-    let outer = HostGateLayer::new().keying(|_: &Uri, _: &HeaderMap, _: &Extensions| Some(HostKey::new("token")));
+    let outer = reactive().keying(|_: &Uri, _: &HeaderMap, _: &Extensions| Some(HostKey::new("token")));
     outer.hosts().penalize("token", secs(1));
     sleep(secs(100)).await;
-    let inner = HostGateLayer::new().concurrency(2);
+    let inner = reactive().concurrency(2);
     let script = Script::list([
         Reply::status(429).after(secs(2)),
         Reply::status(429).after(secs(3)),

@@ -19,9 +19,9 @@ use http::Response;
 use http_body_util::Full;
 use support::client;
 use support::provider::Provider;
+use support::reactive;
 use support::servers::{Haproxy, HaproxyConfig, count};
 use tower::Layer;
-use tower_host_gate::{HostGateLayer, Pacing};
 
 const FEEDS: usize = 8;
 const ALLOWED: usize = 3;
@@ -38,8 +38,7 @@ fn feeds(haproxy: &Haproxy, number: usize) -> impl Iterator<Item = String> {
 /// Gives back the number of refusals.
 async fn refused_with_gate(config: HaproxyConfig, backend: &Provider, base_cooldown: Duration) -> usize {
     let haproxy = config.start().await;
-    let layer = HostGateLayer::new()
-        .pacing(Pacing::Reactive)
+    let layer = reactive()
         .base_cooldown(base_cooldown)
         .spacing(Duration::from_millis(10))
         // Longer than any test takes.

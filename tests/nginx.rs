@@ -17,9 +17,10 @@ use std::time::Duration;
 
 use http::StatusCode;
 use support::client::{self, HttpClient};
+use support::reactive;
 use support::servers::{Nginx, count, span};
 use tower::{Layer, ServiceExt};
-use tower_host_gate::{HostGate, HostGateLayer, Pacing, PermitUntil};
+use tower_host_gate::{HostGate, HostGateLayer, PermitUntil};
 
 /// A file that no socket buffer takes whole: nginx is not done with it before the client has read most of it.
 const BIG: u64 = 8 << 20;
@@ -38,7 +39,7 @@ fn feeds(nginx: &Nginx, number: usize) -> impl Iterator<Item = String> {
 
 /// A gate that stays warm for longer than any test takes.
 fn layer() -> HostGateLayer {
-    HostGateLayer::new().pacing(Pacing::Reactive).warm_for(Duration::from_secs(3600))
+    reactive().warm_for(Duration::from_secs(3600))
 }
 
 fn gated(layer: &HostGateLayer) -> HostGate<HttpClient> {

@@ -17,6 +17,7 @@ use http_body_util::{BodyExt, Full};
 use support::{
     client,
     provider::Provider,
+    reactive,
     script::{Reply, Script, ScriptBody, ScriptError, get},
 };
 use tokio::{
@@ -100,7 +101,7 @@ fn refused(retry_after: &str) -> Reply {
 #[tokio::test(start_paused = true)]
 async fn so_many_attempts_and_the_wait_is_the_gates() {
     let script = Script::always(Reply::status(429));
-    let response = send(&client(4, &HostGateLayer::new(), &script), get(FEED)).await.unwrap();
+    let response = send(&client(4, &reactive(), &script), get(FEED)).await.unwrap();
     assert_eq!(response.status(), 429);
     // 2 s, 4 s, 8 s: the gate's escalating cooldown.
     assert_eq!(script.times(), [0, 2, 6, 14].map(secs));
@@ -111,7 +112,7 @@ async fn so_many_attempts_and_the_wait_is_the_gates() {
 #[tokio::test(start_paused = true)]
 async fn it_stops_at_the_first_success() {
     let script = Script::list([Reply::status(429), Reply::status(429)]);
-    assert_eq!(status(&client(10, &HostGateLayer::new(), &script), get(FEED)).await, 200);
+    assert_eq!(status(&client(10, &reactive(), &script), get(FEED)).await, 200);
     assert_eq!(script.times(), [0, 2, 6].map(secs));
 }
 
@@ -127,7 +128,7 @@ async fn one_attempt_and_none_are_one() {
 #[tokio::test(start_paused = true)]
 async fn each_request_has_attempts_of_its_own() {
     let script = Script::always(refused("1"));
-    let client = client(2, &HostGateLayer::new(), &script);
+    let client = client(2, &reactive(), &script);
     for sent in [2, 4, 6] {
         assert_eq!(status(&client, get(FEED)).await, 429);
         assert_eq!(script.times().len(), sent);
@@ -138,15 +139,14 @@ async fn each_request_has_attempts_of_its_own() {
 #[tokio::test(start_paused = true)]
 async fn c12_no_double_wait() {
     let script = Script::list([refused("30")]);
-    assert_eq!(status(&client(2, &HostGateLayer::new(), &script), get(FEED)).await, 200);
+    assert_eq!(status(&client(2, &reactive(), &script), get(FEED)).await, 200);
     assert_eq!(script.times(), [secs(0), secs(30)]);
 }
 
 #[tokio::test(start_paused = true)]
 async fn c12_no_double_wait_with_a_retry_that_sleeps_the_hint_itself() {
     let script = Script::list([refused("30")]);
-    let client =
-        ServiceBuilder::new().layer(RetryLayer::new(SleepsTheHint)).layer(HostGateLayer::new()).service(script.clone());
+    let client = ServiceBuilder::new().layer(RetryLayer::new(SleepsTheHint)).layer(reactive()).service(script.clone());
     assert_eq!(status(&client, get(FEED)).await, 200);
     assert_eq!(script.times(), [secs(0), secs(30)]);
 }
@@ -158,7 +158,7 @@ async fn c12_no_double_wait_with_a_retry_that_sleeps_the_hint_itself() {
 #[tokio::test(start_paused = true)]
 async fn what_was_waited_is_subtracted_from_the_budget() {
     let script = Script::always(refused("40"));
-    let client = client(3, &HostGateLayer::new().max_wait(secs(60)), &script);
+    let client = client(3, &reactive().max_wait(secs(60)), &script);
     let error = limited(send(&client, get(FEED)).await);
     // 40 s of 60 are gone when the second refusal asks for 40 more.
     assert_eq!(script.times(), [secs(0), secs(40)]);
@@ -169,7 +169,7 @@ async fn what_was_waited_is_subtracted_from_the_budget() {
 #[tokio::test(start_paused = true)]
 async fn a_budget_that_just_reaches_is_used_to_its_end() {
     let script = Script::list([refused("40"), refused("20"), refused("1")]);
-    let client = client(4, &HostGateLayer::new().max_wait(secs(60)), &script);
+    let client = client(4, &reactive().max_wait(secs(60)), &script);
     let error = limited(send(&client, get(FEED)).await);
     assert_eq!(script.times(), [secs(0), secs(40), secs(60)]);
     assert_eq!(error.retry_after(), secs(1));
@@ -178,7 +178,7 @@ async fn a_budget_that_just_reaches_is_used_to_its_end() {
 #[tokio::test(start_paused = true)]
 async fn time_in_the_queue_counts_and_time_in_flight_does_not() {
     let script = Script::list([Reply::ok().after(secs(15)), refused("40").after(secs(100)), refused("40")]);
-    let layer = HostGateLayer::new().max_wait(secs(60));
+    let layer = reactive().max_wait(secs(60));
     let client = client(3, &layer, &script);
     let (_, error) = join!(status(&client, get(FEED)), send(&client, get(FEED)));
     // The second request: 15 s in the queue, 100 s in flight, 40 s of pacing; 5 s left for a cooldown of 40 s.
@@ -189,7 +189,7 @@ async fn time_in_the_queue_counts_and_time_in_flight_does_not() {
 #[tokio::test(start_paused = true)]
 async fn a_budget_of_the_request_covers_all_its_attempts_too() {
     let script = Script::always(refused("4"));
-    let client = client(9, &HostGateLayer::new(), &script);
+    let client = client(9, &reactive(), &script);
     let mut request = get(FEED);
     request.extensions_mut().insert(MaxWait(secs(10)));
     limited(send(&client, request).await);
@@ -198,7 +198,7 @@ async fn a_budget_of_the_request_covers_all_its_attempts_too() {
     let script = Script::always(refused("4"));
     let mut request = get(FEED);
     request.extensions_mut().insert(MaxWait(secs(0)));
-    limited(send(&self::client(9, &HostGateLayer::new(), &script), request).await);
+    limited(send(&self::client(9, &reactive(), &script), request).await);
     assert_eq!(script.times(), [secs(0)], "zero never waits, so there is no second attempt");
 }
 
@@ -208,7 +208,7 @@ async fn a_budget_of_the_request_covers_all_its_attempts_too() {
 
 #[tokio::test(start_paused = true)]
 async fn c11_outside_each_attempt_is_gated_and_the_permit_is_free_between_them() {
-    let layer = HostGateLayer::new();
+    let layer = reactive();
     let script = Script::list([Reply::status(429).body("slow down").open_for_ever()]);
     let client = client(2, &layer, &script);
     let looking = async {
@@ -224,7 +224,7 @@ async fn c11_outside_each_attempt_is_gated_and_the_permit_is_free_between_them()
 #[tokio::test(start_paused = true)]
 async fn the_retried_request_goes_before_the_siblings_queued_before_it() {
     let script = Script::list([refused("10").after(secs(1))]);
-    let client = client(2, &HostGateLayer::new(), &script);
+    let client = client(2, &reactive(), &script);
     join!(
         status(&client, get("http://a.example/first")),
         status_at(ms(100), &client, get("http://a.example/second")),
@@ -239,7 +239,7 @@ async fn the_retried_request_goes_before_the_siblings_queued_before_it() {
 async fn retried_requests_keep_their_order_among_themselves() {
     let refused = || refused("10").after(secs(1));
     let script = Script::list([refused(), refused()]);
-    let client = client(2, &HostGateLayer::new().concurrency(2), &script);
+    let client = client(2, &reactive().concurrency(2), &script);
     join!(
         status(&client, get("http://a.example/first")),
         status_at(ms(100), &client, get("http://a.example/second")),
@@ -251,7 +251,7 @@ async fn retried_requests_keep_their_order_among_themselves() {
 
 #[tokio::test(start_paused = true)]
 async fn a_full_queue_does_not_turn_a_retried_request_away() {
-    let layer = HostGateLayer::new().max_queue(1);
+    let layer = reactive().max_queue(1);
     let script = Script::list([refused("10").after(secs(1))]);
     let client = client(2, &layer, &script);
     let (first, second) = join!(status(&client, get(FEED)), status_at(ms(100), &client, get(FEED)));
@@ -261,7 +261,7 @@ async fn a_full_queue_does_not_turn_a_retried_request_away() {
 
 #[tokio::test(start_paused = true)]
 async fn given_up_between_the_attempts_it_leaves_nothing_but_the_cooldown() {
-    let layer = HostGateLayer::new();
+    let layer = reactive();
     let script = Script::list([refused("10")]);
     let client = client(2, &layer, &script);
     timeout(secs(3), send(&client, get(FEED))).await.unwrap_err();
@@ -402,7 +402,7 @@ async fn c11_any_other_policy_inside_is_one_admission_of_which_the_gate_sees_the
 
 #[tokio::test(start_paused = true)]
 async fn both_policies_together() {
-    let layer = HostGateLayer::new();
+    let layer = reactive();
     let script = Script::always(Reply::status(429));
     let client = ServiceBuilder::new()
         .layer(RetryLayer::new(GateRetry::new(3)))
@@ -435,7 +435,7 @@ async fn a_real_server_sees_every_attempt_with_the_same_body_no_earlier_than_the
         }
     })
     .await;
-    let layer = HostGateLayer::new().base_cooldown(ms(40)).spacing(ms(10));
+    let layer = reactive().base_cooldown(ms(40)).spacing(ms(10));
     let client =
         ServiceBuilder::new().layer(RetryLayer::new(GateRetry::new(3))).layer(layer.clone()).service(client::http1());
 

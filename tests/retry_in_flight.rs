@@ -16,6 +16,7 @@ use http_body_util::Full;
 use support::{
     client,
     provider::Provider,
+    reactive,
     script::{Reply, Script, ScriptBody, get},
 };
 use tokio::{
@@ -95,7 +96,7 @@ async fn the_second_attempt_comes_when_the_server_asked_for_it() {
 // `HOST_MAX_COOLDOWN`/`MAX_GATE_WAIT` govern the sibling-facing wait"
 #[tokio::test(start_paused = true)]
 async fn the_request_waits_five_seconds_at_most_and_its_siblings_as_long_as_the_server_asked() {
-    let layer = HostGateLayer::new();
+    let layer = reactive();
     let script = Script::list([refused("40")]);
     let client = client(&layer, &script);
     assert_eq!(status(&client, get(FEED)).await, 200);
@@ -107,7 +108,7 @@ async fn the_request_waits_five_seconds_at_most_and_its_siblings_as_long_as_the_
 // CASES C12: the gate's cooldown and the retry's wait run side by side.
 #[tokio::test(start_paused = true)]
 async fn c12_no_double_wait_inside() {
-    let layer = HostGateLayer::new();
+    let layer = reactive();
     let script = Script::list([refused("4"), refused("4")]);
     let client = client(&layer, &script);
     assert_eq!(status(&client, get(FEED)).await, 429);
@@ -118,7 +119,7 @@ async fn c12_no_double_wait_inside() {
 
 #[tokio::test(start_paused = true)]
 async fn both_delays_can_be_set() {
-    let layer = HostGateLayer::new();
+    let layer = reactive();
     let script = Script::list([Reply::status(429), Reply::ok(), refused("30")]);
     let policy = layer.in_flight_retry().base_delay(ms(100)).max_delay(secs(2));
     let client = ServiceBuilder::new().layer(layer.clone()).layer(RetryLayer::new(policy)).service(script.clone());
@@ -133,7 +134,7 @@ async fn both_delays_can_be_set() {
 
 #[tokio::test(start_paused = true)]
 async fn c11_inside_the_permit_is_held_throughout() {
-    let layer = HostGateLayer::new();
+    let layer = reactive();
     let script = Script::list([Reply::status(429), Reply::ok().after(secs(10))]);
     let client = client(&layer, &script);
     let looking = async {
@@ -149,7 +150,7 @@ async fn c11_inside_the_permit_is_held_throughout() {
 
 #[tokio::test(start_paused = true)]
 async fn siblings_cool_down_while_the_retry_is_in_flight() {
-    let layer = HostGateLayer::new().concurrency(2);
+    let layer = reactive().concurrency(2);
     let script = Script::list([Reply::status(429)]);
     let client = client(&layer, &script);
     let looking = async {
@@ -166,7 +167,7 @@ async fn siblings_cool_down_while_the_retry_is_in_flight() {
 #[tokio::test(start_paused = true)]
 async fn a_sibling_keeps_its_spacing_to_the_second_attempt() {
     for concurrency in [1, 2] {
-        let layer = HostGateLayer::new().concurrency(concurrency);
+        let layer = reactive().concurrency(concurrency);
         let script = Script::list([refused("3")]);
         let client = client(&layer, &script);
         join!(status(&client, get(FEED)), status_at(ms(1), &client, get(FEED)));
@@ -176,7 +177,7 @@ async fn a_sibling_keeps_its_spacing_to_the_second_attempt() {
 
 #[tokio::test(start_paused = true)]
 async fn given_up_between_the_attempts_it_leaves_the_cooldown_and_nothing_else() {
-    let layer = HostGateLayer::new();
+    let layer = reactive();
     let script = Script::list([Reply::status(429)]);
     let client = client(&layer, &script);
     timeout(ms(200), send(&client, get(FEED))).await.unwrap_err();
@@ -191,7 +192,7 @@ async fn given_up_between_the_attempts_it_leaves_the_cooldown_and_nothing_else()
 
 #[tokio::test(start_paused = true)]
 async fn both_refusals_of_one_request_are_one_event() {
-    let layer = HostGateLayer::new();
+    let layer = reactive();
     let script = Script::always(Reply::status(429));
     let client = client(&layer, &script);
 
@@ -208,7 +209,7 @@ async fn both_refusals_of_one_request_are_one_event() {
 
 #[tokio::test(start_paused = true)]
 async fn a_burst_with_all_its_second_attempts_is_one_event() {
-    let layer = HostGateLayer::new().concurrency(8);
+    let layer = reactive().concurrency(8);
     let script = Script::always(Reply::status(429).after(ms(100)));
     let client = client(&layer, &script);
     let burst = (0..8).map(|_| status(&client, get(FEED)));
@@ -220,7 +221,7 @@ async fn a_burst_with_all_its_second_attempts_is_one_event() {
 
 #[tokio::test(start_paused = true)]
 async fn the_second_refusal_may_lengthen_the_cooldown() {
-    let layer = HostGateLayer::new();
+    let layer = reactive();
     let script = Script::list([Reply::status(429), refused("20")]);
     assert_eq!(status(&client(&layer, &script), get(FEED)).await, 429);
     assert_eq!((host(&layer).streak, host(&layer).cooldown), (1, secs(20)));
@@ -228,7 +229,7 @@ async fn the_second_refusal_may_lengthen_the_cooldown() {
 
 #[tokio::test(start_paused = true)]
 async fn a_success_of_the_second_attempt_ends_the_streak() {
-    let layer = HostGateLayer::new();
+    let layer = reactive();
     let script = Script::list([Reply::status(429)]);
     assert_eq!(status(&client(&layer, &script), get(FEED)).await, 200);
     assert_eq!((host(&layer).streak, host(&layer).cooldown), (0, ms(1500)), "and never shortens the cooldown");
@@ -236,7 +237,7 @@ async fn a_success_of_the_second_attempt_ends_the_streak() {
 
 #[tokio::test(start_paused = true)]
 async fn a_success_of_the_second_attempt_ends_the_streak_on_a_warm_host_too() {
-    let layer = HostGateLayer::new();
+    let layer = reactive();
     let refused = || Reply::status(429);
     let script = Script::list([refused(), refused(), refused(), Reply::ok(), refused(), refused()]);
     let client = client(&layer, &script);
@@ -252,7 +253,7 @@ async fn a_success_of_the_second_attempt_ends_the_streak_on_a_warm_host_too() {
 // SPEC 3.2: "Only a success SENT AFTER the last throttle resets the streak."
 #[tokio::test(start_paused = true)]
 async fn a_sibling_sent_before_the_refusal_does_not_end_the_streak() {
-    let layer = HostGateLayer::new().concurrency(2);
+    let layer = reactive().concurrency(2);
     let refused = || Reply::status(429).after(ms(100));
     let script = Script::list([refused(), Reply::ok().after(ms(200)), refused()]);
     let client = client(&layer, &script);
@@ -358,7 +359,7 @@ async fn a_503_without_a_hint_is_repeated_but_not_reported() {
 
 #[tokio::test(start_paused = true)]
 async fn a_503_with_a_hint_is_repeated_and_reported() {
-    let layer = HostGateLayer::new().concurrency(2);
+    let layer = reactive().concurrency(2);
     let script = Script::list([Reply::status(503).header("retry-after", "2")]);
     let client = client(&layer, &script);
     let looking = async {

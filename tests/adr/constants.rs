@@ -5,8 +5,9 @@ use std::process::Command;
 use tokio::time::sleep;
 use tower::Layer as _;
 use tower::retry::RetryLayer;
-use tower_host_gate::{HostGateLayer, Reason};
+use tower_host_gate::{HostGateLayer, Pacing, Reason};
 
+use crate::support::reactive;
 use crate::support::script::{Reply, Script};
 use crate::{FEED, burst, millis, secs, send, shed, spawn, status};
 
@@ -17,7 +18,7 @@ use crate::{FEED, burst, millis, secs, send, shed, spawn, status};
 #[tokio::test(start_paused = true)]
 async fn host_max_concurrency_is_1() {
     let script = Script::always(Reply::ok().after(secs(1)));
-    let client = HostGateLayer::new().layer(script.clone());
+    let client = reactive().layer(script.clone());
     burst(&client, 5).await;
     assert_eq!(script.peak(), 1);
     assert_eq!(script.times(), [0, 1, 2, 3, 4].map(secs));
@@ -28,7 +29,7 @@ async fn host_max_concurrency_is_1() {
 #[tokio::test(start_paused = true)]
 async fn host_base_cooldown_is_2_s() {
     let script = Script::list([Reply::status(429), Reply::status(429)]);
-    let client = HostGateLayer::new().layer(script.clone());
+    let client = reactive().layer(script.clone());
     for _ in 0..3 {
         status(&client, FEED).await;
     }
@@ -40,7 +41,7 @@ async fn host_base_cooldown_is_2_s() {
 #[tokio::test(start_paused = true)]
 async fn host_max_cooldown_is_60_s() {
     let script = Script::list([Reply::status(429).header("retry-after", "600")]);
-    let client = HostGateLayer::new().max_wait(secs(600)).layer(script.clone());
+    let client = reactive().max_wait(secs(600)).layer(script.clone());
     status(&client, FEED).await;
     status(&client, FEED).await;
     assert_eq!(script.times(), [secs(0), secs(60)]);
@@ -51,7 +52,7 @@ async fn host_max_cooldown_is_60_s() {
 #[tokio::test(start_paused = true)]
 async fn sticky_spacing_is_1_s() {
     let script = Script::list([Reply::status(429)]);
-    let client = HostGateLayer::new().layer(script.clone());
+    let client = reactive().layer(script.clone());
     status(&client, FEED).await;
     burst(&client, 3).await;
     assert_eq!(script.times(), [secs(0), secs(2), secs(3), secs(4)]);
@@ -65,7 +66,7 @@ async fn sticky_spacing_is_1_s() {
 async fn warm_window_is_120_s() {
     for (asked_at, second_sent_at) in [(millis(121_999), millis(122_999)), (secs(122), secs(122))] {
         let script = Script::list([Reply::status(429)]);
-        let client = HostGateLayer::new().layer(script.clone());
+        let client = reactive().layer(script.clone());
         status(&client, FEED).await;
         sleep(asked_at).await;
         burst(&client, 2).await;
@@ -79,7 +80,7 @@ async fn warm_window_is_120_s() {
 async fn max_gate_wait_is_60_s() {
     for (cooldown, sends) in [(secs(60), 2), (millis(60_001), 1)] {
         let script = Script::list([Reply::status(429)]);
-        let client = HostGateLayer::new().base_cooldown(cooldown).max_cooldown(secs(600)).layer(script.clone());
+        let client = reactive().base_cooldown(cooldown).max_cooldown(secs(600)).layer(script.clone());
         status(&client, FEED).await;
         let _ = send(&client, FEED).await;
         assert_eq!(script.sent().len(), sends, "{cooldown:?}");
@@ -94,7 +95,7 @@ async fn retry_base_and_max_delay_are_500_ms_and_5_s() {
         [(Reply::status(429), millis(500)), (Reply::status(429).header("retry-after", "30"), secs(5))]
     {
         let script = Script::list([refusal]);
-        let layer = HostGateLayer::new();
+        let layer = reactive();
         let client = layer.layer(RetryLayer::new(layer.in_flight_retry()).layer(script.clone()));
         status(&client, FEED).await;
         assert_eq!(script.times(), [secs(0), resent_at]);
@@ -125,6 +126,10 @@ fn with_variables(test: &str, variables: &[(&str, &str)]) -> bool {
     false
 }
 
+fn from_env_prefix_rss() -> HostGateLayer {
+    HostGateLayer::from_env_prefix("RSS").expect("good variables").pacing(Pacing::Reactive)
+}
+
 /// > `RSS_HOST_CONCURRENCY` [...] `RSS_MAX_COOLDOWN_SECS` [...] `RSS_MAX_GATE_WAIT_SECS`
 // Fails when: a variable has another name or unit, or is read and not used.
 #[tokio::test(start_paused = true)]
@@ -134,12 +139,12 @@ async fn the_adrs_three_variables_under_the_prefix_rss() {
         return;
     }
     let script = Script::list(vec![Reply::ok().after(secs(1)); 6]);
-    let client = HostGateLayer::from_env_prefix("RSS").unwrap().layer(script.clone());
+    let client = from_env_prefix_rss().layer(script.clone());
     burst(&client, 6).await;
     assert_eq!(script.peak(), 3);
 
     let script = Script::list([Reply::status(429).header("retry-after", "600")]);
-    let client = HostGateLayer::from_env_prefix("RSS").unwrap().layer(script.clone());
+    let client = from_env_prefix_rss().layer(script.clone());
     status(&client, FEED).await;
     let waiting: Vec<_> = (0..6).map(|_| spawn(&client, FEED)).collect();
     tokio::task::yield_now().await;
@@ -160,7 +165,7 @@ async fn the_variable_can_lower_the_wait() {
         return;
     }
     let script = Script::list([Reply::status(429).header("retry-after", "6")]);
-    let client = HostGateLayer::from_env_prefix("RSS").unwrap().layer(script.clone());
+    let client = from_env_prefix_rss().layer(script.clone());
     status(&client, FEED).await;
     assert_eq!(shed(send(&client, FEED).await).retry_after(), secs(6));
 }
@@ -174,7 +179,7 @@ async fn another_prefix_is_not_read_and_absent_variables_are_the_defaults() {
         return;
     }
     let script = Script::list([Reply::ok().after(secs(1)), Reply::status(429).header("retry-after", "600")]);
-    let client = HostGateLayer::from_env().unwrap().layer(script.clone());
+    let client = HostGateLayer::from_env().unwrap().pacing(Pacing::Reactive).layer(script.clone());
     burst(&client, 3).await;
     assert_eq!(script.times(), [secs(0), secs(1), secs(1 + 7)]);
 }
@@ -200,7 +205,7 @@ async fn a_bad_value_is_an_error_that_names_its_variable() {
 #[tokio::test(start_paused = true)]
 async fn the_error_has_a_code_and_carries_retry_after_in_its_details() {
     let script = Script::list([Reply::status(429).header("retry-after", "3600")]);
-    let client = HostGateLayer::new().max_wait(secs(10)).layer(script.clone());
+    let client = reactive().max_wait(secs(10)).layer(script.clone());
     status(&client, FEED).await;
     sleep(millis(1_500)).await;
 

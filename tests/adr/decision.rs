@@ -6,8 +6,9 @@ use std::time::{Duration, SystemTime};
 use http::{Request, Response, StatusCode};
 use tokio::time::{Instant, sleep, timeout};
 use tower::{BoxError, Layer as _, Service};
-use tower_host_gate::{HostGate, HostGateLayer, Reason, ResponseBody};
+use tower_host_gate::{HostGate, Reason, ResponseBody};
 
+use crate::support::reactive;
 use crate::support::script::{Reply, Script, ScriptBody};
 use crate::{Answer, FEED, burst, millis, must_not_stand_still, secs, send, shed, spawn, status};
 
@@ -18,7 +19,7 @@ use crate::{Answer, FEED, burst, millis, must_not_stand_still, secs, send, shed,
 #[tokio::test(start_paused = true)]
 async fn one_gate_is_shared_by_all_services_and_clones_of_a_layer() {
     let script = Script::list([Reply::status(429)]);
-    let layer = HostGateLayer::new();
+    let layer = reactive();
     let first = layer.layer(script.clone());
     let second = layer.clone().layer(script.clone());
 
@@ -33,7 +34,7 @@ async fn one_gate_is_shared_by_all_services_and_clones_of_a_layer() {
 #[tokio::test(start_paused = true)]
 async fn keyed_on_authority() {
     let script = Script::list([Reply::status(429)]);
-    let client = HostGateLayer::new().layer(script.clone());
+    let client = reactive().layer(script.clone());
     status(&client, "http://feeds.example:8080/a").await;
 
     let tasks = ["http://feeds.example:8080/b", "http://feeds.example:9090/a", "http://other.example:8080/a"]
@@ -55,7 +56,7 @@ async fn distinct_hosts_stay_fully_parallel() {
         "cooling.example" => Reply::status(429).header("retry-after", "60"),
         _ => Reply::ok().after(secs(3)),
     });
-    let client = HostGateLayer::new().layer(script.clone());
+    let client = reactive().layer(script.clone());
     status(&client, "http://cooling.example/").await;
     let waiting = spawn(&client, "http://cooling.example/");
 
@@ -80,7 +81,7 @@ async fn distinct_hosts_stay_fully_parallel() {
 fn risk_no_lock_is_held_while_a_request_waits() {
     must_not_stand_still(async {
         let script = Script::new(|sent| Reply::status(if sent.host.starts_with("cooling") { 429 } else { 200 }));
-        let layer = HostGateLayer::new();
+        let layer = reactive();
         let client = layer.layer(script.clone());
         let cooling: Vec<_> = (0..64).map(|n| format!("http://cooling-{n}.example/")).collect();
         for uri in &cooling {
@@ -111,7 +112,7 @@ fn risk_no_lock_is_held_while_a_request_waits() {
 #[tokio::test(start_paused = true)]
 async fn a_request_acquires_the_per_host_permit() {
     let script = Script::always(Reply::ok().after(secs(3)));
-    let client = HostGateLayer::new().layer(script.clone());
+    let client = reactive().layer(script.clone());
 
     burst(&client, 3).await;
 
@@ -123,7 +124,7 @@ async fn a_request_acquires_the_per_host_permit() {
 #[tokio::test(start_paused = true)]
 async fn a_timed_out_call_releases_its_permit_to_the_next_one_waiting() {
     let script = Script::list([Reply::hang()]);
-    let layer = HostGateLayer::new();
+    let layer = reactive();
     let client = layer.layer(script.clone());
 
     let (timed_out, next) = tokio::join!(timeout(secs(5), send(&client, FEED)), status(&client, FEED));
@@ -139,7 +140,7 @@ async fn a_timed_out_call_releases_its_permit_to_the_next_one_waiting() {
 #[tokio::test(start_paused = true)]
 async fn a_call_cancelled_while_it_waits_is_in_nobodys_way() {
     let script = Script::list([Reply::status(429)]);
-    let layer = HostGateLayer::new();
+    let layer = reactive();
     let client = layer.layer(script.clone());
     status(&client, FEED).await;
 
@@ -161,7 +162,7 @@ async fn a_call_cancelled_while_it_waits_is_in_nobodys_way() {
 async fn a_wait_within_max_gate_wait_is_slept_and_then_sent() {
     for (asked_at, sent_at) in [(0, 60), (20, 60), (59, 60), (60, 60), (75, 75)] {
         let script = Script::list([Reply::status(429).header("retry-after", "60")]);
-        let client = HostGateLayer::new().layer(script.clone());
+        let client = reactive().layer(script.clone());
         status(&client, FEED).await;
 
         sleep(secs(asked_at)).await;
@@ -177,7 +178,7 @@ async fn a_wait_within_max_gate_wait_is_slept_and_then_sent() {
 async fn siblings_that_all_wait_for_exactly_max_gate_wait_are_all_sent() {
     for concurrency in [1, 3] {
         let script = Script::list([Reply::status(429).header("retry-after", "60")]);
-        let client = HostGateLayer::new().concurrency(concurrency).spacing(secs(0)).layer(script.clone());
+        let client = reactive().concurrency(concurrency).spacing(secs(0)).layer(script.clone());
         status(&client, FEED).await;
 
         burst(&client, 10).await.into_iter().for_each(|answer| assert!(answer.is_ok()));
@@ -192,7 +193,7 @@ async fn siblings_that_all_wait_for_exactly_max_gate_wait_are_all_sent() {
 #[tokio::test(start_paused = true)]
 async fn a_wait_past_max_gate_wait_fails_fast() {
     let script = Script::list([Reply::status(429).header("retry-after", "60")]);
-    let client = HostGateLayer::new().max_wait(millis(59_999)).layer(script.clone());
+    let client = reactive().max_wait(millis(59_999)).layer(script.clone());
     status(&client, FEED).await;
     let asked = Instant::now();
 
@@ -213,7 +214,7 @@ async fn a_wait_past_max_gate_wait_fails_fast() {
 async fn a_warm_host_is_sent_to_one_spacing_apart() {
     // The cap is not what keeps them apart: eight could be in flight.
     let script = Script::list([Reply::status(429)]);
-    let client = HostGateLayer::new().concurrency(8).layer(script.clone());
+    let client = reactive().concurrency(8).layer(script.clone());
     status(&client, FEED).await;
 
     burst(&client, 4).await;
@@ -226,7 +227,7 @@ async fn a_warm_host_is_sent_to_one_spacing_apart() {
 #[tokio::test(start_paused = true)]
 async fn a_host_that_has_never_refused_is_not_spaced() {
     let script = Script::always(Reply::ok());
-    let layer = HostGateLayer::new();
+    let layer = reactive();
     let client = layer.layer(script.clone());
 
     burst(&client, 100).await;
@@ -243,7 +244,7 @@ async fn a_host_that_has_never_refused_is_not_spaced() {
 async fn a_403_and_a_429_cool_the_host_down_and_mark_it_warm() {
     for refusal in [403, 429] {
         let script = Script::list([Reply::status(refusal)]);
-        let layer = HostGateLayer::new();
+        let layer = reactive();
         let client = layer.layer(script.clone());
 
         assert_eq!(status(&client, FEED).await, refusal, "the caller gets the server's own answer");
@@ -264,7 +265,7 @@ async fn the_next_allowed_instant_only_grows() {
             Reply::status(429).header("retry-after", first).after(millis(100)),
             Reply::status(429).header("retry-after", second).after(millis(200)),
         ]);
-        let client = HostGateLayer::new().concurrency(2).layer(script.clone());
+        let client = reactive().concurrency(2).layer(script.clone());
 
         burst(&client, 2).await;
         status(&client, FEED).await;
@@ -278,7 +279,7 @@ async fn the_next_allowed_instant_only_grows() {
 /// When the second request goes out after this refusal, with the settings of the ADR.
 async fn next_send(refusal: Reply) -> Duration {
     let script = Script::list([refusal]);
-    let client = HostGateLayer::new().layer(script.clone());
+    let client = reactive().layer(script.clone());
     status(&client, FEED).await;
     status(&client, FEED).await;
     script.times()[1]
@@ -324,7 +325,7 @@ async fn a_past_date_is_no_retry_after() {
 #[tokio::test(start_paused = true)]
 async fn a_headerless_cooldown_escalates_up_to_the_cap() {
     let script = Script::always(Reply::status(429));
-    let client = HostGateLayer::new().layer(script.clone());
+    let client = reactive().layer(script.clone());
 
     for _ in 0..9 {
         status(&client, FEED).await;
@@ -340,7 +341,7 @@ async fn a_headerless_cooldown_escalates_up_to_the_cap() {
 async fn the_next_success_resets_the_escalation() {
     let refused = || Reply::status(429);
     let script = Script::list([refused(), refused(), refused(), Reply::ok(), refused()]);
-    let client = HostGateLayer::new().layer(script.clone());
+    let client = reactive().layer(script.clone());
 
     for _ in 0..6 {
         status(&client, FEED).await;
@@ -360,7 +361,7 @@ async fn the_next_success_resets_the_escalation() {
 async fn a_304_passes_through_untouched_and_is_a_success() {
     let not_modified = || Reply::status(304).header("etag", "\"v1\"").header("retry-after", "30");
     let script = Script::list([Reply::status(429), Reply::status(429), not_modified(), not_modified()]);
-    let layer = HostGateLayer::new();
+    let layer = reactive();
     let client = layer.layer(script.clone());
     for _ in 0..2 {
         status(&client, FEED).await;
@@ -377,7 +378,7 @@ async fn a_304_passes_through_untouched_and_is_a_success() {
 
     // To a host in good standing.
     let script = Script::always(not_modified());
-    let client = HostGateLayer::new().layer(script.clone());
+    let client = reactive().layer(script.clone());
     burst(&client, 20).await;
     assert_eq!(script.times(), [Duration::ZERO; 20]);
 }
@@ -387,7 +388,7 @@ async fn a_304_passes_through_untouched_and_is_a_success() {
 #[tokio::test(start_paused = true)]
 async fn a_cache_outside_the_gate_answers_while_the_host_cools_down() {
     let script = Script::always(Reply::status(429).header("retry-after", "60"));
-    let layer = HostGateLayer::new();
+    let layer = reactive();
     let client = Cache { gate: layer.layer(script.clone()) };
     status(&client, FEED).await;
     let waiting = spawn(&client, FEED);
@@ -436,7 +437,7 @@ impl Service<Request<()>> for Cache {
 async fn the_gate_absorbs_a_wait_up_to_the_bound_and_sheds_at_it() {
     // A host that refuses everything: the cooldowns of 2, 4, 8 and 16 s are waited out.
     let script = Script::always(Reply::status(429));
-    let client = HostGateLayer::new().layer(script.clone());
+    let client = reactive().layer(script.clone());
     for _ in 0..5 {
         assert_eq!(status(&client, FEED).await, 429, "the server's answer, not the gate's");
     }
@@ -444,7 +445,7 @@ async fn the_gate_absorbs_a_wait_up_to_the_bound_and_sheds_at_it() {
 
     // A host that answers nobody: no estimate can tell how long that takes, the bound still holds.
     let script = Script::always(Reply::hang());
-    let client = HostGateLayer::new().layer(script.clone());
+    let client = reactive().layer(script.clone());
     let hanging = spawn(&client, FEED);
     tokio::task::yield_now().await;
     let asked = Instant::now();

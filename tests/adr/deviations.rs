@@ -4,8 +4,9 @@ use std::time::SystemTime;
 
 use tokio::time::{Instant, sleep};
 use tower::Layer as _;
-use tower_host_gate::{HostGateLayer, Reason};
+use tower_host_gate::Reason;
 
+use crate::support::reactive;
 use crate::support::script::{Reply, Script};
 use crate::{FEED, burst, millis, must_not_stand_still, secs, send, shed, spawn, status};
 
@@ -21,7 +22,7 @@ fn gaps(script: &Script) -> Vec<u64> {
 #[tokio::test(start_paused = true)]
 async fn one_forbidden_url_between_successes_never_passes_level_1() {
     let script = Script::new(|sent| Reply::status(if sent.path == "/forbidden" { 403 } else { 200 }));
-    let layer = HostGateLayer::new();
+    let layer = reactive();
     let client = layer.layer(script.clone());
 
     for _ in 0..10 {
@@ -40,7 +41,7 @@ async fn one_forbidden_url_between_successes_never_passes_level_1() {
 async fn a_headerless_403_never_holds_longer_than_60_s() {
     for (status_code, expected) in [(403, [2, 4, 8, 16, 32, 60, 60, 60]), (429, [2, 4, 8, 16, 32, 64, 128, 256])] {
         let script = Script::always(Reply::status(status_code));
-        let client = HostGateLayer::new().max_cooldown(secs(900)).max_wait(secs(900)).layer(script.clone());
+        let client = reactive().max_cooldown(secs(900)).max_wait(secs(900)).layer(script.clone());
         for _ in 0..9 {
             status(&client, FEED).await;
         }
@@ -53,7 +54,7 @@ async fn a_headerless_403_never_holds_longer_than_60_s() {
 #[tokio::test(start_paused = true)]
 async fn a_403_with_a_hint_is_held_as_long_as_it_asks() {
     let script = Script::list([Reply::status(403).header("retry-after", "300")]);
-    let client = HostGateLayer::new().max_cooldown(secs(900)).max_wait(secs(900)).layer(script.clone());
+    let client = reactive().max_cooldown(secs(900)).max_wait(secs(900)).layer(script.clone());
     status(&client, FEED).await;
     status(&client, FEED).await;
     assert_eq!(script.times(), [secs(0), secs(300)]);
@@ -67,7 +68,7 @@ async fn a_403_with_a_hint_is_held_as_long_as_it_asks() {
 async fn a_5xx_with_a_hint_is_a_throttle() {
     for code in [500, 502, 503, 504, 529] {
         let script = Script::list([Reply::status(code).header("retry-after", "7")]);
-        let layer = HostGateLayer::new();
+        let layer = reactive();
         let client = layer.layer(script.clone());
         status(&client, FEED).await;
         assert_eq!(layer.hosts().get("feeds.example:80").unwrap().streak, 1, "{code}");
@@ -82,14 +83,14 @@ async fn a_5xx_with_a_hint_is_a_throttle() {
 async fn a_5xx_without_a_hint_is_neutral() {
     for neutral in [Reply::status(500), Reply::status(503), Reply::status(503).header("retry-after", "0")] {
         let script = Script::always(neutral.clone());
-        let layer = HostGateLayer::new();
+        let layer = reactive();
         let client = layer.layer(script.clone());
         burst(&client, 5).await;
         assert_eq!(script.times(), [secs(0); 5]);
         assert_eq!(layer.hosts().snapshot(), []);
 
         let script = Script::list([Reply::status(429), neutral, Reply::status(429)]);
-        let client = HostGateLayer::new().layer(script.clone());
+        let client = reactive().layer(script.clone());
         for _ in 0..4 {
             status(&client, FEED).await;
         }
@@ -105,7 +106,7 @@ async fn a_5xx_without_a_hint_is_neutral() {
 #[tokio::test(start_paused = true)]
 async fn a_retry_after_of_zero_escalates() {
     let script = Script::always(Reply::status(429).header("retry-after", "0"));
-    let client = HostGateLayer::new().layer(script.clone());
+    let client = reactive().layer(script.clone());
     for _ in 0..6 {
         status(&client, FEED).await;
     }
@@ -123,7 +124,7 @@ async fn a_success_sent_before_the_last_throttle_does_not_reset() {
     // The first one is sent to a host of which nothing is recorded, the second one to a warm host.
     let script =
         Script::list([Reply::ok().after(secs(1)), Reply::status(429), Reply::ok().after(secs(5)), Reply::status(429)]);
-    let layer = HostGateLayer::new().concurrency(2);
+    let layer = reactive().concurrency(2);
     let client = layer.layer(script.clone());
     let streak = || layer.hosts().get("feeds.example:80").unwrap().streak;
 
@@ -154,7 +155,7 @@ async fn the_permit_lasts_to_the_end_of_the_body() {
     use http_body_util::BodyExt as _;
 
     let script = Script::list([Reply::ok().body("begin").open_for(secs(10)).body("end")]);
-    let client = HostGateLayer::new().layer(script.clone());
+    let client = reactive().layer(script.clone());
     let response = send(&client, FEED).await.unwrap();
     let sibling = spawn(&client, FEED);
 
@@ -174,7 +175,7 @@ async fn the_permit_lasts_to_the_end_of_the_body() {
 #[tokio::test(start_paused = true)]
 async fn queue_time_counts_against_max_wait() {
     let script = Script::list([Reply::status(429).header("retry-after", "60"), Reply::ok().after(secs(60))]);
-    let client = HostGateLayer::new().layer(script.clone());
+    let client = reactive().layer(script.clone());
     status(&client, FEED).await;
     let began = Instant::now();
 
@@ -202,7 +203,7 @@ async fn queue_time_counts_against_max_wait() {
 async fn time_behind_requests_in_flight_counts_too() {
     // The permit is free after 40 s and the cooldown ends 30 s after that: 70 s, more than the budget.
     let script = Script::list([Reply::status(429).header("retry-after", "30").after(secs(40))]);
-    let client = HostGateLayer::new().layer(script.clone());
+    let client = reactive().layer(script.clone());
     let first = spawn(&client, FEED);
     tokio::task::yield_now().await;
     let asked = Instant::now();
@@ -221,7 +222,7 @@ async fn time_behind_requests_in_flight_counts_too() {
 #[tokio::test(start_paused = true)]
 async fn warmth_counts_from_the_end_of_the_cooldown() {
     let script = Script::list([Reply::status(429).header("retry-after", "200")]);
-    let layer = HostGateLayer::new().max_cooldown(secs(300)).max_wait(secs(300)).concurrency(8);
+    let layer = reactive().max_cooldown(secs(300)).max_wait(secs(300)).concurrency(8);
     let client = layer.layer(script.clone());
     status(&client, FEED).await;
 
@@ -243,7 +244,7 @@ fn holds_are_measured_by_the_monotonic_clock() {
     must_not_stand_still(async {
         let wall = SystemTime::now();
         let script = Script::list([Reply::status(429).header("retry-after", "7200")]);
-        let client = HostGateLayer::new().max_cooldown(secs(9000)).max_wait(secs(9000)).layer(script.clone());
+        let client = reactive().max_cooldown(secs(9000)).max_wait(secs(9000)).layer(script.clone());
         status(&client, FEED).await;
 
         status(&client, FEED).await;

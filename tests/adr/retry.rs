@@ -10,6 +10,7 @@ use tower::{Layer as _, ServiceExt as _};
 use tower_host_gate::retry::GateRetry;
 use tower_host_gate::{HostGate, HostGateLayer, Reason};
 
+use crate::support::reactive;
 use crate::support::script::{Reply, Script};
 use crate::{FEED, millis, secs, send, shed, spawn, status};
 
@@ -32,7 +33,7 @@ fn refused(hint: &str) -> Reply {
 #[tokio::test(start_paused = true)]
 async fn exactly_two_attempts_and_one_event() {
     let script = Script::always(Reply::status(429));
-    let layer = HostGateLayer::new();
+    let layer = reactive();
     let client = with_in_flight_retry(&layer, &script);
 
     assert_eq!(status(&client, FEED).await, 429, "the second refusal is the answer");
@@ -60,7 +61,7 @@ async fn the_retry_waits_for_the_hint_up_to_five_seconds_or_half_a_second() {
     ];
     for (refusal, resent_at) in cases {
         let script = Script::list([refusal.clone()]);
-        let client = with_in_flight_retry(&HostGateLayer::new(), &script);
+        let client = with_in_flight_retry(&reactive(), &script);
         assert_eq!(status(&client, FEED).await, 200);
         assert_eq!(script.times(), [secs(0), resent_at], "{refusal:?}");
     }
@@ -72,7 +73,7 @@ async fn the_retry_waits_for_the_hint_up_to_five_seconds_or_half_a_second() {
 async fn a_403_is_repeated_for_safe_methods_only() {
     for (method, refusal, attempts) in [(Method::POST, 403, 1), (Method::POST, 429, 2), (Method::HEAD, 403, 2)] {
         let script = Script::list([Reply::status(refusal)]);
-        let client = with_in_flight_retry(&HostGateLayer::new(), &script);
+        let client = with_in_flight_retry(&reactive(), &script);
         let request = Request::builder().method(method.clone()).uri(FEED).body(()).unwrap();
         client.oneshot(request).await.unwrap();
         assert_eq!(script.sent().len(), attempts, "{method} {refusal}");
@@ -84,7 +85,7 @@ async fn a_403_is_repeated_for_safe_methods_only() {
 #[tokio::test(start_paused = true)]
 async fn the_permit_is_held_through_the_retry() {
     let script = Script::list([Reply::status(429), Reply::ok().after(secs(10))]);
-    let layer = HostGateLayer::new();
+    let layer = reactive();
     let client = with_in_flight_retry(&layer, &script);
 
     let retrying = spawn(&client, FEED);
@@ -105,7 +106,7 @@ async fn the_permit_is_held_through_the_retry() {
 #[tokio::test(start_paused = true)]
 async fn the_retry_never_waits_on_the_cooldown_it_has_just_set() {
     let script = Script::list([refused("40")]);
-    let layer = HostGateLayer::new();
+    let layer = reactive();
     let client = with_in_flight_retry(&layer, &script);
 
     let retrying = spawn(&client, FEED);
@@ -128,7 +129,7 @@ async fn the_retry_never_waits_on_the_cooldown_it_has_just_set() {
 #[tokio::test(start_paused = true)]
 async fn risk_the_two_caps_are_distinct() {
     let script = Script::list([refused("3600")]);
-    let client = with_in_flight_retry(&HostGateLayer::new(), &script);
+    let client = with_in_flight_retry(&reactive(), &script);
 
     assert_eq!(status(&client, FEED).await, 200);
     status(&client, FEED).await;
@@ -142,7 +143,7 @@ async fn risk_the_two_caps_are_distinct() {
 async fn risk_either_cap_can_be_moved_without_the_other() {
     for (max_cooldown, max_delay) in [(secs(10), secs(5)), (secs(300), secs(5)), (secs(60), secs(2))] {
         let script = Script::list([refused("3600")]);
-        let layer = HostGateLayer::new().max_cooldown(max_cooldown).max_wait(secs(600));
+        let layer = reactive().max_cooldown(max_cooldown).max_wait(secs(600));
         let retry = layer.in_flight_retry().max_delay(max_delay);
         let client = layer.layer(RetryLayer::new(retry).layer(script.clone()));
 
@@ -180,7 +181,7 @@ impl<ResB, E> Policy<Request<()>, Response<ResB>, E> for SleepsItself {
 #[tokio::test(start_paused = true)]
 async fn c12_risk_a_retry_layer_that_sleeps_itself_and_the_gate_do_not_wait_twice() {
     let script = Script::list([refused("30")]);
-    let client = RetryLayer::new(SleepsItself).layer(HostGateLayer::new().layer(script.clone()));
+    let client = RetryLayer::new(SleepsItself).layer(reactive().layer(script.clone()));
 
     assert_eq!(status(&client, FEED).await, 200);
 
@@ -194,7 +195,7 @@ async fn c12_risk_a_retry_layer_that_sleeps_itself_and_the_gate_do_not_wait_twic
 async fn c12_risk_the_gates_own_retry_outside_waits_once() {
     for (hint, resent_at) in [("30", secs(30)), ("3600", secs(60))] {
         let script = Script::list([refused(hint)]);
-        let client = RetryLayer::new(GateRetry::new(2)).layer(HostGateLayer::new().layer(script.clone()));
+        let client = RetryLayer::new(GateRetry::new(2)).layer(reactive().layer(script.clone()));
 
         assert_eq!(status(&client, FEED).await, 200);
 
@@ -208,7 +209,7 @@ async fn c12_risk_the_gates_own_retry_outside_waits_once() {
 #[tokio::test(start_paused = true)]
 async fn risk_two_waits_of_one_request_share_one_budget() {
     let script = Script::always(refused("40"));
-    let client = RetryLayer::new(GateRetry::new(5)).layer(HostGateLayer::new().layer(script.clone()));
+    let client = RetryLayer::new(GateRetry::new(5)).layer(reactive().layer(script.clone()));
     let began = tokio::time::Instant::now();
 
     let limited = shed(send(&client, FEED).await);

@@ -16,3 +16,12 @@ pub mod log;
 pub mod provider;
 pub mod script;
 pub mod servers;
+
+use tower_host_gate::{HostGateLayer, Pacing};
+
+/// A gate that paces by ADR-0016, for a test that counts on what a refusal or a penalty leads to: the default learns, and
+/// so waits for as long as the host has taught it. A test that does not care has `HostGateLayer::new()`, and so tests
+/// the default.
+pub fn reactive() -> HostGateLayer {
+    HostGateLayer::new().pacing(Pacing::Reactive)
+}

@@ -8,7 +8,7 @@
 //!     Reply::status(429).header("retry-after", "5").after(Duration::from_millis(100)),
 //!     Reply::ok().body("the feed"),
 //! ]);
-//! let gated = HostGateLayer::new().layer(script.clone());
+//! let gated = reactive().layer(script.clone());
 //! // ...
 //! assert_eq!(script.times(), [secs(0), secs(5)]);
 //! ```
