@@ -10,7 +10,7 @@ use http::{Extensions, Uri};
 
 use crate::host::{By, HostKey, Keying};
 use crate::observe::Observer;
-use crate::pace::{Pacing, Rules};
+use crate::pace::{Bounds, DelayFrom, Pacing, Rules};
 use crate::verdict::{RetryAfterUnit, Verdict};
 
 /// The settings of one gate. Changed by making a new gate, never in place.
@@ -18,11 +18,19 @@ use crate::verdict::{RetryAfterUnit, Verdict};
 pub(crate) struct Config {
     /// Requests in flight to one host. ADR-0016 `HOST_MAX_CONCURRENCY`.
     pub(crate) concurrency: usize,
+    /// `max_cooldown` is the pacing's own unless the user sets it, see [`max_cooldown_set`](Self::max_cooldown_set).
     pub(crate) rules: Rules,
+    pub(crate) max_cooldown_set: bool,
+    /// Proactive limits, none by default.
+    pub(crate) bounds: Bounds,
+    /// `None` is what the pacing does on its own.
+    pub(crate) rate_limit_headers: Option<bool>,
     /// One budget for queue and pacing. ADR-0016 `MAX_GATE_WAIT`.
     pub(crate) max_wait: Duration,
     /// Waiters per host; zero is no bound.
     pub(crate) max_queue: usize,
+    /// Hosts remembered for nothing but what was learnt of them.
+    pub(crate) max_hosts: usize,
     pub(crate) pacing: Pacing,
     pub(crate) permit_until: PermitUntil,
     pub(crate) on_shed: OnShed,
@@ -43,12 +51,16 @@ impl Default for Config {
             concurrency: 1,
             rules: Rules {
                 base_cooldown: Duration::from_secs(2),
-                max_cooldown: Duration::from_secs(60),
+                max_cooldown: Pacing::default().max_cooldown(),
                 spacing: Duration::from_secs(1),
                 warm_for: Duration::from_secs(120),
             },
+            max_cooldown_set: false,
+            bounds: Bounds::default(),
+            rate_limit_headers: None,
             max_wait: Duration::from_secs(60),
             max_queue: 10_000,
+            max_hosts: 10_000,
             pacing: Pacing::default(),
             permit_until: PermitUntil::default(),
             on_shed: OnShed::default(),
@@ -63,6 +75,43 @@ impl Default for Config {
 }
 
 impl Config {
+    pub(crate) fn set_max_cooldown(&mut self, cooldown: Duration) {
+        self.rules.max_cooldown = cooldown;
+        self.max_cooldown_set = true;
+    }
+
+    pub(crate) fn set_pacing(&mut self, pacing: Pacing) {
+        self.pacing = pacing;
+        if !self.max_cooldown_set {
+            self.rules.max_cooldown = pacing.max_cooldown();
+        }
+    }
+
+    /// `RateLimit` headers are heeded.
+    #[inline]
+    pub(crate) fn reads_quota(&self) -> bool {
+        self.rate_limit_headers.unwrap_or(self.pacing == Pacing::Learned)
+    }
+
+    /// The proactive limits of a host with these settings of its own.
+    pub(crate) fn bounds(&self, limits: Option<&Limits>) -> Bounds {
+        let Some(limits) = limits else {
+            return self.bounds;
+        };
+        Bounds {
+            min_delay: limits.min_delay.unwrap_or(self.bounds.min_delay),
+            delay_from: limits.delay_from.unwrap_or(self.bounds.delay_from),
+            quota: limits.quota.unwrap_or(self.bounds.quota),
+            jitter: limits.jitter.unwrap_or(self.bounds.jitter),
+        }
+    }
+
+    /// Some proactive limit is in force for such a host.
+    #[inline]
+    pub(crate) fn is_bounded(&self, limits: Option<&Limits>) -> bool {
+        !self.bounds(limits).is_off()
+    }
+
     /// The defaults, overridden by what `look_up` finds under `<prefix>_<NAME>`.
     pub(crate) fn from_vars(
         prefix: &str,
@@ -84,7 +133,7 @@ impl Config {
             config.concurrency = usize::try_from(concurrency).unwrap_or(usize::MAX).max(1);
         }
         if let Some(seconds) = number("MAX_COOLDOWN_SECS")? {
-            config.rules.max_cooldown = Duration::from_secs(seconds);
+            config.set_max_cooldown(Duration::from_secs(seconds));
         }
         if let Some(seconds) = number("MAX_GATE_WAIT_SECS")? {
             config.max_wait = Duration::from_secs(seconds);
@@ -98,6 +147,7 @@ impl fmt::Debug for Config {
         f.debug_struct("Config")
             .field("concurrency", &self.concurrency)
             .field("rules", &self.rules)
+            .field("bounds", &self.bounds)
             .field("max_wait", &self.max_wait)
             .field("max_queue", &self.max_queue)
             .field("pacing", &self.pacing)
@@ -216,6 +266,10 @@ pub struct Limits {
     pub(crate) concurrency: Option<usize>,
     pub(crate) max_wait: Option<Duration>,
     pub(crate) spacing: Option<Duration>,
+    pub(crate) min_delay: Option<Duration>,
+    pub(crate) delay_from: Option<DelayFrom>,
+    pub(crate) quota: Option<(u32, Duration)>,
+    pub(crate) jitter: Option<Duration>,
     pub(crate) permit_until: Option<PermitUntil>,
     pub(crate) retry_after_unit: Option<RetryAfterUnit>,
 }
@@ -236,6 +290,34 @@ impl Limits {
     /// The least time between two sends while the host is warm.
     pub fn spacing(mut self, spacing: Duration) -> Self {
         self.spacing = Some(spacing);
+        self
+    }
+
+    /// The least time between two requests, always; zero is off. See [`HostGateLayer::min_delay`].
+    ///
+    /// [`HostGateLayer::min_delay`]: crate::HostGateLayer::min_delay
+    pub fn min_delay(mut self, delay: Duration) -> Self {
+        self.min_delay = Some(delay);
+        self
+    }
+
+    /// From where `min_delay` is measured.
+    pub fn delay_from(mut self, from: DelayFrom) -> Self {
+        self.delay_from = Some(from);
+        self
+    }
+
+    /// At most so many sends in any interval of this width; zero of either is off. See [`HostGateLayer::quota`].
+    ///
+    /// [`HostGateLayer::quota`]: crate::HostGateLayer::quota
+    pub fn quota(mut self, sends: u32, window: Duration) -> Self {
+        self.quota = Some((sends, window));
+        self
+    }
+
+    /// The most that is added to a wait at random; zero is off.
+    pub fn jitter(mut self, jitter: Duration) -> Self {
+        self.jitter = Some(jitter);
         self
     }
 
@@ -272,14 +354,24 @@ mod tests {
     }
 
     #[test]
-    fn the_adrs_defaults() {
+    fn defaults() {
         let config = vars(&[]).unwrap();
         assert_eq!(config.concurrency, 1);
         assert_eq!(config.rules.base_cooldown, Duration::from_secs(2));
-        assert_eq!(config.rules.max_cooldown, Duration::from_secs(60));
+        assert_eq!(config.rules.max_cooldown, Duration::from_secs(15 * 60));
         assert_eq!(config.rules.spacing, Duration::from_secs(1));
         assert_eq!(config.rules.warm_for, Duration::from_secs(120));
         assert_eq!(config.max_wait, Duration::from_secs(60));
+    }
+
+    #[test]
+    fn the_longest_cooldown_is_the_pacings_unless_set() {
+        let mut config = vars(&[]).unwrap();
+        config.set_pacing(Pacing::Reactive);
+        assert_eq!(config.rules.max_cooldown, Duration::from_secs(60));
+        let mut config = vars(&[("RSS_MAX_COOLDOWN_SECS", "90")]).unwrap();
+        config.set_pacing(Pacing::Reactive);
+        assert_eq!(config.rules.max_cooldown, Duration::from_secs(90));
     }
 
     #[test]

@@ -69,8 +69,11 @@ pub(crate) struct LastRefusal {
 pub enum Reason {
     /// The host refused requests, and its cooldown outlasts the budget.
     Cooldown,
-    /// The host is warm, and sends that far apart do not reach this request within the budget.
+    /// Sends have to be some time apart (the host is warm, has been found to want it, or has a
+    /// [delay](crate::HostGateLayer::min_delay) set for it), and so do not reach this request within the budget.
     Spacing,
+    /// The [quota](crate::HostGateLayer::quota) that was set for the host does not reach this request within the budget.
+    Quota,
     /// The requests in flight did not end within the budget. Is a response body left unread?
     InFlight,
     /// `max_queue` requests are waiting already.
@@ -83,6 +86,7 @@ impl Reason {
         match self {
             Self::Cooldown => "cooldown",
             Self::Spacing => "spacing",
+            Self::Quota => "quota",
             Self::InFlight => "in-flight",
             Self::QueueFull => "queue-full",
         }

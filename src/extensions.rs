@@ -7,7 +7,7 @@ use http::{Method, Request};
 use crate::config::PermitUntil;
 use crate::gate::{Permit, Terms};
 use crate::observe::Label;
-use crate::pace::Time;
+use crate::pace::Ticket;
 
 /// Request extension: this request's budget for queue and pacing, instead of the layer's or the host's. Zero never waits.
 ///
@@ -22,9 +22,12 @@ use crate::pace::Time;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MaxWait(pub Duration);
 
-/// Request extension: an attempt after the first one, and what the earlier ones have waited.
+/// Request extension: an attempt after the first one, and what became of the earlier ones.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Again(pub(crate) Duration);
+pub(crate) struct Again {
+    pub(crate) waited: Duration,
+    pub(crate) softly_refused: bool,
+}
 
 /// Request extension: when the gate sent this, for a retry policy below that reports on its own. Absent on requests to a
 /// host that has not refused any.
@@ -33,7 +36,7 @@ pub(crate) struct Again(pub(crate) Duration);
 pub(crate) struct SentAt {
     /// Another gate's time means nothing.
     pub(crate) gate: usize,
-    pub(crate) sent: Time,
+    pub(crate) ticket: Ticket,
 }
 
 #[inline]
@@ -42,10 +45,12 @@ pub(crate) fn terms<B>(request: &Request<B>) -> Terms {
     let mut terms = if extensions.is_empty() {
         Terms::default()
     } else {
+        let again = extensions.get::<Again>();
         Terms {
             budget: extensions.get().map(|MaxWait(budget)| *budget),
             until: extensions.get::<PermitUntil>().copied(),
-            again: extensions.get().map(|Again(waited)| *waited),
+            again: again.map(|again| again.waited),
+            softly_refused: again.is_some_and(|again| again.softly_refused),
             label: extensions.get().map(|Label(label)| *label),
         }
     };
@@ -59,7 +64,7 @@ pub(crate) fn terms<B>(request: &Request<B>) -> Terms {
 #[inline]
 pub(crate) fn mark_sent<B>(request: &mut Request<B>, permit: Option<&Permit>) {
     let Some(permit) = permit else { return };
-    if let Some(sent) = permit.sent_at() {
-        request.extensions_mut().insert(SentAt { gate: permit.gate().id(), sent });
+    if let Some(ticket) = permit.ticket() {
+        request.extensions_mut().insert(SentAt { gate: permit.gate().id(), ticket });
     }
 }

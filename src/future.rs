@@ -7,7 +7,7 @@ use std::task::{Context, Poll, ready};
 use std::{fmt, mem};
 
 use http::header::RETRY_AFTER;
-use http::{HeaderValue, Request, Response, StatusCode};
+use http::{HeaderMap, HeaderValue, Request, Response, StatusCode};
 use http_body::Body;
 use pin_project_lite::pin_project;
 use tower_service::Service;
@@ -196,8 +196,8 @@ fn settle<ResB>(permit: &Permit, response: &Response<ResB>) -> Option<Throttled>
     let (status, headers, extensions) = (response.status(), response.headers(), response.extensions());
     let elsewhere = gate.final_host(|| permit.key(), extensions);
     if elsewhere.is_some() {
-        // The host that was asked has answered too: with a redirect.
-        permit.settle(None, Outcome::Success, status, headers);
+        // The host that was asked has answered too: with a redirect, whose headers nobody has.
+        permit.settle(None, Outcome::Success, status, &HeaderMap::new());
     }
     let outcome = gate.judge(|| elsewhere.clone().or_else(|| permit.key()), status, headers, extensions);
     permit.settle(elsewhere.as_ref(), outcome, status, headers)

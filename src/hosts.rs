@@ -3,7 +3,7 @@
 use std::future::poll_fn;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use http::{Extensions, HeaderMap, StatusCode, Uri};
 
@@ -11,6 +11,7 @@ use crate::config::Limits;
 use crate::error::{RateLimited, Reason};
 use crate::gate::{self, Gate, Terms, Waiter};
 use crate::host::{By, HostKey, Keying};
+use crate::state::HostsState;
 use crate::verdict::Outcome;
 
 /// The hosts of a [`HostGateLayer`](crate::HostGateLayer). Cheap to clone.
@@ -63,8 +64,12 @@ pub struct HostSnapshot {
     pub reason: Option<Reason>,
     /// Sends are spaced until the end of this.
     pub warm: Duration,
-    /// The learned spacing; reactive pacing learns none.
+    /// The learned spacing, on average; reactive pacing learns none.
     pub gap: Duration,
+    /// The longest spacing found too short.
+    pub too_short: Duration,
+    /// The shortest spacing known to be good.
+    pub known_good: Duration,
     /// Consecutive throttle events.
     pub streak: u32,
     /// What the host asked for in its last refusal.
@@ -89,7 +94,8 @@ impl Hosts {
         Self { gate }
     }
 
-    /// Every host the gate has something to say of: with a request in flight or waiting, held, or warm.
+    /// Every host the gate has something to say of: with a request in flight or waiting, held, warm, or with a spacing
+    /// learnt.
     pub fn snapshot(&self) -> Vec<HostSnapshot> {
         self.gate.snapshots(|_| true)
     }
@@ -117,7 +123,8 @@ impl Hosts {
         }
     }
 
-    /// Forgets cooldown, warmth and streak of a host. Requests in flight and waiting stay, and the next may go at once.
+    /// Forgets cooldown, warmth and streak of a host, and what was learnt of it. Requests in flight and waiting stay, and
+    /// the next may go at once, as far as limits of your own allow: what counts towards those is kept.
     pub fn clear(&self, host: &str) {
         for key in self.known(host) {
             self.gate.clear(&key);
@@ -125,13 +132,50 @@ impl Hosts {
     }
 
     /// Changes the settings of one host at once: concurrency for those who wait too, spacing from the next send on, the
-    /// budget for requests to come. Replaces what was set for the same text
+    /// budget for requests to come. A delay and a quota count what goes from now on, unless one was in force before. Replaces what was set for the same text
     /// before; [`Limits::default`] goes back to the layer's. `host:port` wins over the name. A cap lowered below what is
     /// in flight takes nothing away; it holds from the next admission on.
     pub fn set_limits(&self, host: &str, limits: Limits) {
         for key in named_for_limits(host, self.keying()) {
             self.gate.set_limits(key, limits.clone());
         }
+    }
+
+    /// What is known of the hosts, for a later run of the program. Of those that are remembered for nothing but what was
+    /// learnt, no more than [`max_hosts`](crate::HostGateLayer::max_hosts).
+    pub fn export(&self) -> HostsState {
+        self.export_at(SystemTime::now())
+    }
+
+    fn export_at(&self, wall: SystemTime) -> HostsState {
+        HostsState::new(wall, self.gate.export())
+    }
+
+    /// Takes up what an earlier run knew of its hosts, as it has become since then: of a cooldown of 40 s there are 30 s
+    /// left after 10 s, by the wall clock. A state from the future, which a wall clock that was set back makes of any, is
+    /// ignored.
+    ///
+    /// * A host that is known already keeps what is known; only its cooldown may be lengthened.
+    /// * No cooldown and no learnt spacing gets longer than [`max_cooldown`](crate::HostGateLayer::max_cooldown), no
+    ///   warmth longer than [`warm_for`](crate::HostGateLayer::warm_for) behind its cooldown.
+    /// * At most [`max_hosts`](crate::HostGateLayer::max_hosts) are taken, those used last. A text that is no key of this
+    ///   gate's [`Keying`] is passed over; so is a key of your own with characters that had to be escaped.
+    /// * [`Pacing::Reactive`](crate::Pacing::Reactive) takes cooldowns, warmth and streaks alone.
+    /// * A [disabled](crate::HostGateLayer::disabled) gate takes it and heeds it as little as anything, so that the next
+    ///   `export` hands it on.
+    ///
+    /// A request that is waiting is refused at once where a cooldown puts it past its budget.
+    pub fn import(&self, state: HostsState) {
+        self.import_at(&state, SystemTime::now());
+    }
+
+    fn import_at(&self, state: &HostsState, wall: SystemTime) {
+        let Some(age) = state.age(wall) else {
+            return;
+        };
+        let key = |text: &str| named(text, self.keying()).into_iter().find(|key| key == text);
+        let hosts = state.hosts().filter_map(|(text, memory)| Some((key(text)?, memory)));
+        self.gate.import(hosts, age);
     }
 
     /// A permit for code that is no tower service. Waits for at most `budget`; the request counts as sent when this

@@ -12,7 +12,7 @@ use crate::gate::Gate;
 use crate::host::Keying;
 use crate::hosts::{Hosts, named_for_limits};
 use crate::observe::Observer;
-use crate::pace::Pacing;
+use crate::pace::{DelayFrom, Pacing};
 use crate::service::HostGate;
 use crate::verdict::Verdict;
 
@@ -38,11 +38,14 @@ use crate::verdict::Verdict;
 /// |---|---|---|
 /// | [`concurrency`](Self::concurrency) | 1 | ADR-0016 |
 /// | [`base_cooldown`](Self::base_cooldown) | 2 s | ADR-0016 |
-/// | [`max_cooldown`](Self::max_cooldown) | 60 s | ADR-0016 |
+/// | [`max_cooldown`](Self::max_cooldown) | 15 min; 60 s with [`Pacing::Reactive`] | a ban that is longer and begins anew with every refusal; ADR-0016 |
 /// | [`spacing`](Self::spacing) | 1 s | ADR-0016 |
 /// | [`warm_for`](Self::warm_for) | 120 s | ADR-0016 |
 /// | [`max_wait`](Self::max_wait) | 60 s | ADR-0016 |
 /// | [`max_queue`](Self::max_queue) | 10,000 waiters per host | |
+/// | [`max_hosts`](Self::max_hosts) | 10,000 remembered hosts | |
+/// | [`min_delay`](Self::min_delay), [`quota`](Self::quota), [`jitter`](Self::jitter) | off | |
+/// | [`pacing`](Self::pacing) | [`Pacing::Learned`] | |
 /// | [`permit_until`](Self::permit_until) | the end of the body | servers count a request until then |
 ///
 /// Waiting needs a `tokio` runtime with its timer enabled; a request that need not wait does not.
@@ -104,9 +107,10 @@ impl HostGateLayer {
         self.set(|config| config.rules.base_cooldown = cooldown)
     }
 
-    /// The longest any single refusal holds a host, whatever the server asked for. Default 60 s.
+    /// The longest any single refusal holds a host, whatever the server asked for, and the longest spacing that is
+    /// learnt. Default 15 minutes with [`Pacing::Learned`], 60 s with [`Pacing::Reactive`].
     pub fn max_cooldown(self, cooldown: Duration) -> Self {
-        self.set(|config| config.rules.max_cooldown = cooldown)
+        self.set(|config| config.set_max_cooldown(cooldown))
     }
 
     /// The least time between two sends to a host that is warm. Default 1 s; zero is off.
@@ -131,9 +135,50 @@ impl HostGateLayer {
         self.set(|config| config.max_queue = waiters)
     }
 
-    /// How a host is paced once it has refused a request. Default [`Pacing::Reactive`].
+    /// Hosts that are remembered for nothing but the spacing learnt of them; beyond that, those not asked for longest are
+    /// forgotten. Default 10,000; zero remembers none.
+    pub fn max_hosts(self, hosts: usize) -> Self {
+        self.set(|config| config.max_hosts = hosts)
+    }
+
+    /// The least time between two requests to one host, always, whether it has refused or not: from the completion of
+    /// the last one unless [`delay_from`](Self::delay_from) says otherwise. Default zero, which is off.
+    ///
+    /// Where several things keep a request waiting, the longest counts; they are never added up.
+    pub fn min_delay(self, delay: Duration) -> Self {
+        self.set(|config| config.bounds.min_delay = delay)
+    }
+
+    /// From where [`min_delay`](Self::min_delay) is measured. Default [`DelayFrom::Completion`].
+    pub fn delay_from(self, from: DelayFrom) -> Self {
+        self.set(|config| config.bounds.delay_from = from)
+    }
+
+    /// At most `sends` to one host in any interval of this width: a true rolling window, so no burst at the seam of two
+    /// windows. Default off; zero of either is off. Costs 8 bytes for each send in the window.
+    ///
+    /// Like every estimate, the one by which a request is shed at once is of the worst case: each wait at its most
+    /// (jitter), nothing going together that need not (`min_delay` from completion at a concurrency above one).
+    pub fn quota(self, sends: u32, window: Duration) -> Self {
+        self.set(|config| config.bounds.quota = (sends, window))
+    }
+
+    /// The most that is added to a wait, at random and anew for each send; it never shortens one. Default zero: within
+    /// one process there is nobody to collide with.
+    pub fn jitter(self, jitter: Duration) -> Self {
+        self.set(|config| config.bounds.jitter = jitter)
+    }
+
+    /// Heeds `RateLimit`, `RateLimit-*` and `X-RateLimit-*` headers: when they say that nothing is left, the host is
+    /// held until their reset. Default: with [`Pacing::Learned`] yes, with [`Pacing::Reactive`] no.
+    #[cfg(feature = "ratelimit-headers")]
+    pub fn rate_limit_headers(self, heeded: bool) -> Self {
+        self.set(|config| config.rate_limit_headers = Some(heeded))
+    }
+
+    /// How a host is paced once it has refused a request. Default [`Pacing::Learned`].
     pub fn pacing(self, pacing: Pacing) -> Self {
-        self.set(|config| config.pacing = pacing)
+        self.set(|config| config.set_pacing(pacing))
     }
 
     /// When a request gives its permit back. Default [`PermitUntil::BodyEnd`].

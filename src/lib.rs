@@ -63,6 +63,7 @@ mod pace;
 #[cfg(feature = "retry")]
 pub mod retry;
 mod service;
+mod state;
 mod verdict;
 
 pub use body::ResponseBody;
@@ -74,8 +75,9 @@ pub use host::{By, HostKey, InvalidHost, Keying};
 pub use hosts::{HostSnapshot, Hosts, Permit};
 pub use layer::HostGateLayer;
 pub use observe::{Label, Observer};
-pub use pace::Pacing;
+pub use pace::{DelayFrom, Pacing};
 pub use service::HostGate;
+pub use state::HostsState;
 pub use verdict::{Outcome, RetryAfterUnit, Verdict};
 
 /// The README's code, compiled.

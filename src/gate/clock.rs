@@ -6,6 +6,9 @@ use tokio::time::Instant;
 
 use crate::pace::Time;
 
+/// The first reading of a clock: what an earlier run of the program remembers happened before it.
+const FIRST: Duration = Duration::from_secs(365 * 86_400);
+
 #[derive(Debug)]
 pub(crate) struct Clock {
     beginning: Instant,
@@ -20,7 +23,7 @@ impl Clock {
     pub(crate) fn now(&self) -> Time {
         #[cfg(test)]
         READS.with(|reads| reads.set(reads.get() + 1));
-        Time::at(Instant::now().saturating_duration_since(self.beginning))
+        Time::at(Instant::now().saturating_duration_since(self.beginning)).after(FIRST)
     }
 
     /// The instant for a timer: never so far ahead that the sum overflows, which the waiter's re-check makes harmless.
@@ -30,7 +33,7 @@ impl Clock {
     }
 
     pub(crate) fn instant(&self, at: Time) -> Instant {
-        let since_beginning = at.since(Time::default());
+        let since_beginning = at.since(Time::default().after(FIRST));
         self.beginning.checked_add(since_beginning).unwrap_or(self.beginning)
     }
 }

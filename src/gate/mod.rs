@@ -5,6 +5,7 @@
 
 mod clock;
 mod permit;
+mod queue;
 mod slot;
 mod table;
 mod waiter;
@@ -20,7 +21,8 @@ use http::{Extensions, HeaderMap, StatusCode};
 
 use self::clock::Clock;
 pub(crate) use self::permit::Permit;
-use self::slot::{Class, Slot};
+use self::queue::Class;
+use self::slot::Slot;
 use self::table::Table;
 pub(crate) use self::waiter::Waiter;
 use crate::config::{Config, Limits, PermitUntil};
@@ -28,7 +30,7 @@ use crate::error::{LastRefusal, Throttled};
 use crate::host::HostKey;
 use crate::hosts::HostSnapshot;
 use crate::observe::{self, Observer, ThrottleEvent};
-use crate::pace::{Refusal, Time};
+use crate::pace::{Memory, Quota, Refusal, Ticket, Time};
 use crate::verdict::{self, Outcome};
 
 /// How many hosts are remembered as warned about.
@@ -55,6 +57,8 @@ pub(crate) struct Terms {
     pub(crate) until: Option<PermitUntil>,
     /// For a request that was admitted before: what it has waited by then.
     pub(crate) again: Option<Duration>,
+    /// It has been refused softly before.
+    pub(crate) softly_refused: bool,
     pub(crate) label: Option<&'static str>,
 }
 
@@ -78,6 +82,8 @@ pub(crate) struct Refused<'a> {
     pub(crate) status: StatusCode,
     pub(crate) hint: Option<Duration>,
     pub(crate) soft: bool,
+    /// The same request has been refused softly before.
+    pub(crate) again: bool,
     pub(crate) headers: &'a HeaderMap,
     pub(crate) label: Option<&'static str>,
 }
@@ -137,12 +143,19 @@ impl Gate {
         headers: &HeaderMap,
         extensions: &Extensions,
     ) -> Outcome {
-        match &self.config.verdict {
+        let outcome = match &self.config.verdict {
             Some(verdict) => verdict.judge(status, headers, extensions),
             None => Outcome::judged(status, headers, || {
                 let limits = host().and_then(|host| self.limits_of(&host));
                 limits.and_then(|limits| limits.retry_after_unit).unwrap_or_default()
             }),
+        };
+        match outcome {
+            Outcome::Throttled { hint: None, soft } => {
+                let used_up = self.quota(headers).filter(|quota| quota.remaining == 0);
+                Outcome::Throttled { hint: used_up.map(|quota| quota.reset), soft: soft && used_up.is_none() }
+            }
+            outcome => outcome,
         }
     }
 
@@ -158,54 +171,82 @@ impl Gate {
         (Some(&key) != asked().as_ref()).then_some(key)
     }
 
-    pub(crate) fn succeeded(&self, key: &HostKey, sent: Option<Time>) {
+    /// The quota that a response states.
+    #[inline]
+    pub(crate) fn quota(&self, headers: &HeaderMap) -> Option<Quota> {
+        if !headers.is_empty() && self.config.reads_quota() { verdict::quota(headers) } else { None }
+    }
+
+    pub(crate) fn succeeded(&self, key: &HostKey, ticket: Option<Ticket>) {
         let hash = self.table.hash(key);
         let mut shard = self.table.lock(hash);
-        if let Some(paced) = shard.get(hash, key).and_then(|slot| slot.paced.as_mut()) {
-            paced.pace.succeeded(sent);
+        if let Some(slot) = shard.get(hash, key) {
+            let rules = slot.rules(&self.config);
+            if let Some(paced) = slot.paced() {
+                paced.pace.succeeded(ticket, &rules);
+            }
         }
+    }
+
+    /// A response that was no refusal said how much is left of the quota of a host, of whose requests in flight it has
+    /// answered so many.
+    pub(crate) fn quota_left(&self, key: &HostKey, quota: Quota, answered: u64, success: bool) {
+        let hash = self.table.hash(key);
+        let mut shard = self.table.lock(hash);
+        let slot = shard.get(hash, key);
+        let others = slot.as_ref().map_or(0, |slot| (slot.in_flight() as u64).saturating_sub(answered));
+        if quota.remaining > others {
+            if let Some(paced) = slot.filter(|_| success).and_then(Slot::paced) {
+                paced.pace.is_paced_by_the_server();
+            }
+            return;
+        }
+        drop(shard);
+        self.hold(key, |slot, now| {
+            let rules = slot.rules(&self.config);
+            slot.watch(now, &self.config).pace.used_up(now, quota.reset, &rules);
+        });
     }
 
     /// A refusal: holds the host back and tells the waiters that have no prospect any more.
     pub(crate) fn throttled(
         &self,
         key: &HostKey,
-        sent: Option<Time>,
+        ticket: Option<Ticket>,
         refused: &Refused<'_>,
         waited: Duration,
     ) -> Throttled {
-        let hint = refused.hint;
+        let Refused { hint, soft, again, .. } = *refused;
+        let within_quota = self.quota(refused.headers).is_some_and(|quota| quota.remaining > 0);
         let raw_hint = verdict::raw(refused.headers);
-        let refusal = Refusal { hint, soft: refused.soft };
-        let (new_event, hold, streak) = self.hold(key, |slot, now| {
+        let refusal = Refusal { hint, soft, again, within_quota };
+        let (new_event, hold, streak, now) = self.hold(key, |slot, now| {
             let rules = slot.rules(&self.config);
-            let paced = slot.paced.get_or_insert_default();
-            let new_event = paced.pace.throttled(now, sent, refusal, &rules);
+            let paced = slot.watch(now, &self.config);
+            let new_event = paced.pace.throttled(now, ticket, refusal, &rules);
             if new_event && paced.pace.streak() == 1 {
                 paced.since = Some(self.clock.instant(now));
             }
             if new_event || hint.is_some() {
                 paced.last = Some(LastRefusal { status: refused.status, asked: hint, raw_hint });
             }
-            (new_event, paced.pace.ready().since(now), paced.pace.streak())
+            (new_event, paced.pace.ready().since(now), paced.pace.streak(), now)
         });
+        if new_event {
+            self.table.forget_now_and_then(now, &self.config);
+        }
         let event =
             ThrottleEvent { host: key, status: refused.status, hint, hold, streak, new_event, label: refused.label };
         observe::throttled(self.observer(), &event);
-        Throttled { retry_after: hold, streak, waited, soft: refused.soft, elsewhere: false }
+        Throttled { retry_after: hold, streak, waited, soft, elsewhere: false }
     }
 
     /// A retry below the gate will send at this instant: the next send keeps its distance to that one.
     #[cfg(feature = "retry")]
-    pub(crate) fn resend(&self, key: &HostKey, at: Time) {
+    pub(crate) fn resend(&self, key: &HostKey, now: Time, at: Time) -> bool {
         let hash = self.table.hash(key);
         let mut shard = self.table.lock(hash);
-        if let Some(slot) = shard.get(hash, key) {
-            let rules = slot.rules(&self.config);
-            if let Some(paced) = &mut slot.paced {
-                paced.pace.sent(at, &rules);
-            }
-        }
+        shard.get(hash, key).is_none_or(|slot| slot.resend(now, at, &self.config))
     }
 
     /// Changes the pace of a host for the worse.
@@ -213,13 +254,13 @@ impl Gate {
         let now = self.clock.now();
         let hash = self.table.hash(key);
         let mut shard = self.table.lock(hash);
-        self.table.sweep(&mut shard, now);
+        self.table.sweep(&mut shard, now, &self.config);
         let (id, slot) = self.table.slot(&mut shard, hash, key, |number| self.new_slot(number, key));
         let result = change(slot, now);
         // Within the lock: whoever was admitted before the change took its reading before this.
         self.holds.fetch_add(1, Ordering::Release);
         let wakers = slot.refuse_hopeless(now, &self.config);
-        if slot.says_nothing(|| now) {
+        if slot.says_nothing(|| now, &self.config) {
             shard.remove(id);
         }
         drop(shard);
@@ -235,7 +276,7 @@ impl Gate {
         }
         self.hold(key, |slot, now| {
             let rules = slot.rules(&self.config);
-            slot.paced.get_or_insert_default().pace.penalize(now, duration, &rules);
+            slot.watch(now, &self.config).pace.penalize(now, duration, &rules);
         });
     }
 
@@ -243,9 +284,9 @@ impl Gate {
         let hash = self.table.hash(key);
         let mut shard = self.table.lock(hash);
         let (id, slot) = self.table.slot(&mut shard, hash, key, |number| self.new_slot(number, key));
-        slot.clear();
+        slot.clear(self.clock.now(), &self.config);
         let next = slot.next_waiter(&self.config);
-        if slot.says_nothing(|| self.clock.now()) {
+        if slot.says_nothing(|| self.clock.now(), &self.config) {
             shard.remove(id);
         }
         drop(shard);
@@ -266,7 +307,8 @@ impl Gate {
         for mut shard in self.table.shards() {
             let mut wakers = Vec::new();
             for slot in shard.iter_mut() {
-                slot.limits = self.limits_of(slot.key());
+                let limits = self.limits_of(slot.key());
+                slot.set_limits(limits, &self.config);
                 wakers.extend(slot.next_waiter(&self.config));
             }
             drop(shard);
@@ -277,12 +319,36 @@ impl Gate {
     /// The hosts for which `wanted` holds.
     pub(crate) fn snapshots(&self, wanted: impl Fn(&HostKey) -> bool) -> Vec<HostSnapshot> {
         let mut found = Vec::new();
+        self.table.forget(self.clock.now(), &self.config);
         for mut shard in self.table.shards() {
-            self.table.sweep(&mut shard, self.clock.now());
+            self.table.sweep(&mut shard, self.clock.now(), &self.config);
             let slots = shard.iter_mut().filter(|slot| wanted(slot.key()));
             found.extend(slots.filter_map(|slot| slot.snapshot(&self.clock, &self.config)));
         }
         found
+    }
+
+    pub(crate) fn export(&self) -> Vec<(HostKey, Memory)> {
+        let now = self.clock.now();
+        self.table.forget(now, &self.config);
+        let mut hosts = Vec::new();
+        for mut shard in self.table.shards() {
+            hosts.extend(shard.iter_mut().filter_map(|slot| Some((slot.key().clone(), slot.memory(now)?))));
+        }
+        hosts
+    }
+
+    /// Takes up what was known so long ago, of as many hosts as are remembered at most.
+    pub(crate) fn import<'a>(&self, hosts: impl Iterator<Item = (HostKey, &'a Memory)>, age: Duration) {
+        let mut room = self.config.max_hosts;
+        for (key, memory) in hosts {
+            if room == 0 {
+                break;
+            }
+            let taken = self.hold(&key, |slot, now| slot.recall(memory, age, now, &self.config));
+            room -= usize::from(taken);
+        }
+        self.table.forget(self.clock.now(), &self.config);
     }
 
     pub(crate) fn observer(&self) -> Option<&dyn Observer> {
@@ -303,7 +369,7 @@ impl Gate {
 
     #[inline]
     fn new_slot(&self, number: u64, key: &HostKey) -> Slot {
-        Slot::new(number, key.clone(), self.limits_of(key))
+        Slot::new(number, key.clone(), self.limits_of(key), &self.config)
     }
 
     fn warn_of_unread_bodies(&self, key: &HostKey, in_flight: usize) {

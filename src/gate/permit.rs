@@ -14,7 +14,7 @@ use super::{Gate, Refused, Terms};
 use crate::config::PermitUntil;
 use crate::error::Throttled;
 use crate::host::HostKey;
-use crate::pace::Time;
+use crate::pace::{Quota, Ticket};
 use crate::verdict::Outcome;
 
 /// # Cancel safety
@@ -32,9 +32,11 @@ pub(crate) struct Permit {
 /// What there is to tell of a request that was not simply let through.
 #[derive(Clone, Copy, Debug, Default)]
 struct Story {
-    /// When the request went out; `None` when nothing was recorded of its host then.
-    sent: Option<Time>,
+    /// Of the request's send; `None` when nothing was recorded of its host then.
+    ticket: Option<Ticket>,
     waited: Duration,
+    /// The same request has been refused softly before.
+    softly_refused: bool,
     label: Option<&'static str>,
 }
 
@@ -57,8 +59,9 @@ impl Permit {
         terms: &Terms,
         waited: Duration,
     ) -> Self {
-        let tells = !waited.is_zero() || terms.label.is_some();
-        let story = tells.then(|| Box::new(Story { sent: None, waited, label: terms.label }));
+        let &Terms { softly_refused, label, .. } = terms;
+        let tells = !waited.is_zero() || softly_refused || label.is_some();
+        let story = tells.then(|| Box::new(Story { ticket: None, waited, softly_refused, label }));
         Self { gate, slot, stage: Stage::Admitted(admission), until, story }
     }
 
@@ -74,11 +77,13 @@ impl Permit {
         self.stage = Stage::Sent;
         if self.gate.config.final_uri.is_some() {
             // A redirect inside may end at another host, whose verdict needs to know when this began.
-            self.story.get_or_insert_default().sent = Some(self.gate.clock.now());
+            let at = self.gate.clock.now();
+            self.story.get_or_insert_default().ticket = Some(Ticket { at, binding: false, again: false });
         }
         if admission == Admission::Free && !late { Ok(()) } else { self.record_send(admission, terms) }
     }
 
+    #[cold]
     fn record_send(&mut self, admission: Admission, terms: &Terms) -> Result<(), Box<Waiter>> {
         let gate = Arc::clone(&self.gate);
         let mut shard = gate.table.lock(self.slot.hash);
@@ -88,8 +93,9 @@ impl Permit {
         };
         match slot.send(admission, || gate.clock.now(), &gate.config) {
             Ok(None) => Ok(()),
-            Ok(sent) => {
-                self.story.get_or_insert_default().sent = sent;
+            Ok(ticket) => {
+                let story = self.story.get_or_insert_default();
+                story.ticket = ticket.map(|ticket| Ticket { again: story.softly_refused, ..ticket });
                 let next = if admission == Admission::Paced { slot.next_waiter(&gate.config) } else { None };
                 drop(shard);
                 next.into_iter().for_each(Waker::wake);
@@ -129,31 +135,39 @@ impl Permit {
         headers: &HeaderMap,
     ) -> Option<Throttled> {
         // A request of which no send was recorded counts as sent before any refusal: its success says nothing.
-        if outcome == Outcome::Success && self.sent_at().is_none() {
+        let quota = self.gate.quota(headers);
+        if outcome == Outcome::Success && self.ticket().is_none() && quota.is_none() {
             return None;
         }
-        self.report(elsewhere, outcome, status, headers)
+        self.report(elsewhere, outcome, status, headers, quota)
     }
 
     /// Apart from [`settle`](Self::settle), so that what happens to nearly every response is inlined where it comes in.
+    #[cold]
     fn report(
         &self,
         elsewhere: Option<&HostKey>,
         outcome: Outcome,
         status: StatusCode,
         headers: &HeaderMap,
+        quota: Option<Quota>,
     ) -> Option<Throttled> {
-        let Story { sent, waited, label } = self.story();
+        let Story { ticket, waited, softly_refused, label } = self.story();
         let key = elsewhere.cloned().or_else(|| self.key())?;
         match outcome {
-            Outcome::Neutral => None,
-            Outcome::Success => {
-                self.gate.succeeded(&key, sent);
+            Outcome::Neutral | Outcome::Success => {
+                if outcome == Outcome::Success {
+                    self.gate.succeeded(&key, ticket);
+                }
+                if let Some(quota) = quota {
+                    let answered = u64::from(elsewhere.is_none());
+                    self.gate.quota_left(&key, quota, answered, outcome == Outcome::Success);
+                }
                 None
             }
             Outcome::Throttled { hint, soft } => {
-                let refused = Refused { status, hint, soft, headers, label };
-                let throttled = self.gate.throttled(&key, sent, &refused, waited);
+                let refused = Refused { status, hint, soft, again: softly_refused, headers, label };
+                let throttled = self.gate.throttled(&key, ticket, &refused, waited);
                 Some(Throttled { elsewhere: elsewhere.is_some(), ..throttled })
             }
         }
@@ -178,10 +192,10 @@ impl Permit {
         self.until
     }
 
-    /// When the request went out, for a retry policy below that reports on its own.
+    /// Of the request's send, for a retry policy below that reports on its own.
     #[inline]
-    pub(crate) fn sent_at(&self) -> Option<Time> {
-        self.story.as_ref()?.sent
+    pub(crate) fn ticket(&self) -> Option<Ticket> {
+        self.story.as_ref()?.ticket
     }
 }
 
@@ -201,9 +215,12 @@ impl Drop for Permit {
         };
         slot.no_longer_unsent(admission);
         slot.give_back(body);
+        if !matches!(self.stage, Stage::Admitted(_)) {
+            slot.completed(|| gate.clock.now(), &gate.config);
+        }
         let next = slot.next_waiter(&gate.config);
         if slot.is_unused() {
-            gate.table.tidy(&mut shard, &gate.clock);
+            gate.table.tidy(&mut shard, &gate.clock, &gate.config);
         }
         drop(shard);
         next.into_iter().for_each(Waker::wake);

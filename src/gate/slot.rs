@@ -1,7 +1,5 @@
 //! One host: its permits, its queue, its pace. Plain state; the lock around it is the table's.
 
-use std::collections::BTreeMap;
-use std::mem;
 use std::sync::Arc;
 use std::task::Waker;
 use std::time::Duration;
@@ -9,11 +7,12 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::clock::Clock;
+use super::queue::{Class, Place, Queue};
 use crate::config::{Config, Limits, PermitUntil};
 use crate::error::{Details, LastRefusal, RateLimited, Reason};
 use crate::host::HostKey;
 use crate::hosts::HostSnapshot;
-use crate::pace::{Reactive, Rules, Time};
+use crate::pace::{Bounds, DelayFrom, Forecast, Memory, Pace, Pacing, Proactive, Rules, Ticket, Time};
 
 #[derive(Debug)]
 pub(super) struct Slot {
@@ -21,7 +20,9 @@ pub(super) struct Slot {
     number: u64,
     key: HostKey,
     /// What was set for this host; `None` is the layer's.
-    pub(super) limits: Option<Arc<Limits>>,
+    limits: Option<Arc<Limits>>,
+    /// Some proactive limit is in force.
+    bounded: bool,
     in_flight: u32,
     /// Of those in flight, the ones whose response head has arrived.
     bodies: u32,
@@ -30,14 +31,17 @@ pub(super) struct Slot {
     unsent: u32,
     /// Allocated for the first one who has to wait.
     queue: Option<Box<Queue>>,
-    /// `None`: the host has never refused, or not for so long that it does not matter.
-    pub(super) paced: Option<Box<Paced>>,
+    /// `None`: nothing is to be remembered of this host.
+    paced: Option<Box<Paced>>,
 }
 
-/// What is known of a host that has refused a request.
-#[derive(Debug, Default)]
+/// What is known of a host that has refused a request, that requests wait for, or that is limited beforehand.
+#[derive(Debug)]
 pub(super) struct Paced {
-    pub(super) pace: Reactive,
+    pub(super) pace: Pace,
+    proactive: Proactive,
+    /// This wait's share of the jitter: drawn once per send, however often anybody looks.
+    jitter: Duration,
     pub(super) last: Option<LastRefusal>,
     /// The first refusal of the present streak.
     pub(super) since: Option<Instant>,
@@ -48,6 +52,8 @@ pub(super) struct Paced {
 pub(super) enum Admission {
     /// By a host that does not pace: nothing is recorded of the send.
     Free,
+    /// By a host that does not pace, while others wait: the send is to be reported, in case it begins to.
+    Recorded,
     /// By pacing: the send has to be reported.
     Paced,
 }
@@ -68,20 +74,57 @@ pub(super) struct Outlook {
     /// When this request would go, as far as pacing decides.
     pub(super) estimate: Time,
     pub(super) deadline: Time,
+    /// How many go before it.
+    pub(super) ahead: usize,
 }
 
-/// When the next requests go, as far as pacing decides.
-#[derive(Clone, Copy, Debug)]
-struct Forecast {
-    first: Time,
-    spacing: Duration,
-    /// However many there are: from here on the host is cold.
-    last: Time,
+impl Paced {
+    fn begin(pacing: Pacing, now: Time, just_sent: u32, jitter: Duration) -> Self {
+        let jitter = draw(jitter);
+        Self {
+            pace: Pace::begin(pacing, now, just_sent),
+            proactive: Proactive::default(),
+            jitter,
+            last: None,
+            since: None,
+        }
+    }
+
+    /// No send before this.
+    fn ready(&self, bounds: &Bounds) -> Time {
+        let proactive = self.proactive.delayed_until(bounds).max(self.proactive.quota_until(bounds));
+        self.pace.ready().max(proactive)
+    }
+
+    /// The same for a request that has to wait until then: with its share of the jitter.
+    fn due(&self, bounds: &Bounds) -> Time {
+        let ready = self.ready(bounds);
+        // A host that nothing has been sent to yet need not be spread out.
+        if ready == Time::default() { ready } else { ready.after(self.jitter.min(bounds.jitter)) }
+    }
+
+    fn sent(&mut self, now: Time, at: Time, rules: &Rules, bounds: &Bounds) -> Ticket {
+        self.proactive.sent(now, at, bounds);
+        self.jitter = draw(bounds.jitter);
+        self.pace.sent(at, rules)
+    }
+
+    fn says_nothing(&self, now: Time, bounds: &Bounds) -> bool {
+        self.pace.is_cold(now) && self.proactive.is_idle(now, bounds)
+    }
+}
+
+/// Anything up to `jitter`.
+fn draw(jitter: Duration) -> Duration {
+    let most = u64::try_from(jitter.as_nanos()).unwrap_or(u64::MAX);
+    if most == 0 { jitter } else { Duration::from_nanos(fastrand::u64(0..=most)) }
 }
 
 impl Slot {
-    pub(super) fn new(number: u64, key: HostKey, limits: Option<Arc<Limits>>) -> Self {
-        Self { number, key, limits, in_flight: 0, bodies: 0, unsent: 0, queue: None, paced: None }
+    #[inline]
+    pub(super) fn new(number: u64, key: HostKey, limits: Option<Arc<Limits>>, config: &Config) -> Self {
+        let bounded = config.is_bounded(limits.as_deref());
+        Self { number, key, limits, bounded, in_flight: 0, bodies: 0, unsent: 0, queue: None, paced: None }
     }
 
     pub(super) fn number(&self) -> u64 {
@@ -112,6 +155,15 @@ impl Slot {
         Rules { spacing: self.limit(|limits| limits.spacing).unwrap_or(config.rules.spacing), ..config.rules }
     }
 
+    fn bounds(&self, config: &Config) -> Bounds {
+        config.bounds(self.limits.as_deref())
+    }
+
+    pub(super) fn set_limits(&mut self, limits: Option<Arc<Limits>>, config: &Config) {
+        self.bounded = config.is_bounded(limits.as_deref());
+        self.limits = limits;
+    }
+
     #[inline]
     fn limit<T>(&self, read: impl FnOnce(&Limits) -> Option<T>) -> Option<T> {
         self.limits.as_deref().and_then(read)
@@ -136,28 +188,70 @@ impl Slot {
     // --- permits --------------------------------------------------------------------------------------------------
 
     /// Takes a permit if the next request may go now. Whether it is its turn is for the caller to know. Reads the clock
-    /// only where the host paces.
+    /// only where there is something to remember.
     #[inline]
     pub(super) fn admit(&mut self, now: impl FnOnce() -> Time, config: &Config) -> Result<Admission, Blocked> {
         if self.is_full(config) {
             return Err(Blocked::ByPermits);
         }
-        if let Some(paced) = &self.paced {
-            let now = now();
-            if paced.pace.is_cold(now) {
-                self.paced = None;
-            } else if self.unsent > 0 {
-                return Err(Blocked::ByPermits);
-            } else if paced.pace.ready() > now {
-                return Err(Blocked::Until(paced.pace.ready()));
-            } else {
-                self.unsent += 1;
-                self.take_permit();
-                return Ok(Admission::Paced);
-            }
-        }
+        let admission =
+            if self.paced.is_some() || self.bounded { self.admit_paced(now(), config)? } else { Admission::Free };
+        self.unsent += u32::from(admission == Admission::Paced);
         self.take_permit();
-        Ok(Admission::Free)
+        Ok(admission)
+    }
+
+    #[cold]
+    fn admit_paced(&mut self, now: Time, config: &Config) -> Result<Admission, Blocked> {
+        let bounds = self.bounds(config);
+        let is_waited_for = self.queued() > 0;
+        if self.paced.as_ref().is_some_and(|paced| !is_waited_for && paced.says_nothing(now, &bounds)) {
+            self.paced = None;
+        }
+        if self.bounded {
+            self.watch(now, config);
+        }
+        let Some(paced) = &self.paced else {
+            return Ok(Admission::Free);
+        };
+        let is_cold = paced.pace.is_cold(now);
+        if is_cold && !self.bounded {
+            return Ok(Admission::Recorded);
+        }
+        let serial = self.unsent > 0 || (self.in_flight > 0 && paced.pace.is_serial(now));
+        let next_send = self.next_send(paced, now, &bounds);
+        if serial {
+            Err(Blocked::ByPermits)
+        } else if next_send > now {
+            Err(Blocked::Until(next_send))
+        } else {
+            Ok(Admission::Paced)
+        }
+    }
+
+    /// When the next one goes. Whoever comes when nothing is in the way any more has no wait that jitter could be added to.
+    fn next_send(&self, paced: &Paced, now: Time, bounds: &Bounds) -> Time {
+        let ready = paced.ready(bounds);
+        if self.queued() > 0 || ready > now { paced.due(bounds) } else { ready }
+    }
+
+    /// What is known of the host; recording begins if there was nothing.
+    pub(super) fn watch(&mut self, now: Time, config: &Config) -> &mut Paced {
+        self.watch_from(now, 0, config)
+    }
+
+    /// The same, when somebody begins to wait for those in flight: they count as sent just now.
+    pub(super) fn watch_queue(&mut self, now: Time, config: &Config) {
+        self.watch_from(now, self.in_flight, config);
+    }
+
+    fn watch_from(&mut self, now: Time, just_sent: u32, config: &Config) -> &mut Paced {
+        let jitter = self.bounds(config).jitter;
+        self.paced.get_or_insert_with(|| Box::new(Paced::begin(config.pacing, now, just_sent, jitter)))
+    }
+
+    pub(super) fn paced(&mut self) -> Option<&mut Paced> {
+        self.paced.as_deref_mut()
     }
 
     #[inline]
@@ -173,21 +267,37 @@ impl Slot {
     pub(super) fn send(
         &mut self,
         admission: Admission,
-        now: impl FnOnce() -> Time,
+        now: impl Fn() -> Time,
         config: &Config,
-    ) -> Result<Option<Time>, Blocked> {
-        let rules = self.rules(config);
-        let mut at = None;
+    ) -> Result<Option<Ticket>, Blocked> {
+        let (rules, bounds) = (self.rules(config), self.bounds(config));
+        if self.bounded {
+            // The limits may have been set since this request was admitted.
+            self.watch(now(), config);
+        }
+        let mut ticket = None;
         if let Some(paced) = &mut self.paced {
             let now = now();
-            if paced.pace.ready() > now {
-                return Err(Blocked::Until(paced.pace.ready()));
+            let ready = paced.ready(&bounds);
+            if ready > now {
+                return Err(Blocked::Until(ready));
             }
-            paced.pace.sent(now, &rules);
-            at = Some(now);
+            ticket = Some(paced.sent(now, now, &rules, &bounds));
         }
         self.no_longer_unsent(admission);
-        Ok(at)
+        Ok(ticket)
+    }
+
+    /// A retry below the gate will send at this instant, if the quota has room for it then.
+    #[cfg(feature = "retry")]
+    pub(super) fn resend(&mut self, now: Time, at: Time, config: &Config) -> bool {
+        let (rules, bounds) = (self.rules(config), self.bounds(config));
+        let Some(paced) = &mut self.paced else { return true };
+        let has_room = paced.proactive.quota_until(&bounds) <= at;
+        if has_room {
+            paced.sent(now, at, &rules, &bounds);
+        }
+        has_room
     }
 
     #[inline]
@@ -214,6 +324,19 @@ impl Slot {
         self.bodies -= u32::from(body);
     }
 
+    /// A request that went out is over. The clock is read only where a delay is measured from here.
+    #[inline]
+    pub(super) fn completed(&mut self, now: impl FnOnce() -> Time, config: &Config) {
+        if self.bounded {
+            self.record_completion(now(), config);
+        }
+    }
+
+    #[cold]
+    fn record_completion(&mut self, now: Time, config: &Config) {
+        self.watch(now, config).proactive.completed(now);
+    }
+
     pub(super) fn in_flight(&self) -> usize {
         self.in_flight as usize
     }
@@ -221,6 +344,12 @@ impl Slot {
     #[inline]
     pub(super) fn is_full(&self, config: &Config) -> bool {
         self.in_flight() >= self.concurrency(config)
+    }
+
+    /// Full for what the pace of the host allows at present.
+    fn is_full_at(&self, now: Time, config: &Config) -> bool {
+        let serial = self.paced.as_ref().is_some_and(|paced| paced.pace.is_serial(now));
+        self.is_full(config) || (serial && self.in_flight > 0)
     }
 
     /// Every request in flight has its head and is waiting for somebody to read its body.
@@ -250,68 +379,116 @@ impl Slot {
     }
 
     /// Unused, and there is nothing to remember.
-    pub(super) fn says_nothing(&self, now: impl FnOnce() -> Time) -> bool {
-        self.is_unused() && self.paced.as_ref().is_none_or(|paced| paced.pace.is_cold(now()))
+    pub(super) fn says_nothing(&self, now: impl FnOnce() -> Time, config: &Config) -> bool {
+        self.is_unused() && self.paced.as_ref().is_none_or(|paced| paced.says_nothing(now(), &self.bounds(config)))
+    }
+
+    // --- beyond the life of the process ---------------------------------------------------------------------------
+
+    /// The last recorded send to a host that is kept for nothing but what was learnt of it: unused, and nothing that keeps
+    /// a request from going is live.
+    pub(super) fn forgettable_since(&self, now: Time, config: &Config) -> Option<Time> {
+        let paced = self.paced.as_ref().filter(|_| self.is_unused())?;
+        let bounds = self.bounds(config);
+        let live = paced.ready(&bounds).max(paced.pace.warm_until()) > now || !paced.proactive.is_idle(now, &bounds);
+        (!live).then(|| paced.pace.last_send())
+    }
+
+    /// What there is to keep of the host.
+    pub(super) fn memory(&self, now: Time) -> Option<Memory> {
+        let pace = &self.paced.as_ref()?.pace;
+        (!pace.is_cold(now)).then(|| pace.remember(now))
+    }
+
+    /// Takes up what was kept, if by now it says anything. What is known already is known better.
+    pub(super) fn recall(&mut self, memory: &Memory, age: Duration, now: Time, config: &Config) -> bool {
+        let rules = self.rules(config);
+        let pace = Pace::recall(memory, age, config.pacing, now, &rules);
+        if pace.is_cold(now) {
+            return false;
+        }
+        let known = &mut self.watch(now, config).pace;
+        if known.is_cold(now) {
+            *known = pace;
+        } else if pace.hold_until() > known.hold_until() {
+            known.penalize(now, pace.hold_until().since(now), &rules);
+        }
+        true
     }
 
     // --- the future, as far as it is known ------------------------------------------------------------------------
 
     /// When a request with `ahead` others in front of it would go, as far as pacing decides.
     pub(super) fn estimate(&self, now: Time, ahead: usize, config: &Config) -> Time {
-        let Forecast { first, spacing, last } = self.forecast(now, config);
-        first.after(spacing.saturating_mul(u32::try_from(ahead).unwrap_or(u32::MAX))).min(last)
+        self.forecast(now, ahead, config).behind(ahead)
     }
 
     /// The same for one that is waiting already.
     pub(super) fn estimate_at(&self, now: Time, place: Place, config: &Config) -> Time {
-        match &self.queue {
-            Some(queue) if self.paced.is_some() => self.estimate(now, queue.ahead_of(place), config),
-            _ => now,
-        }
+        if self.paced.is_some() { self.estimate(now, self.ahead_of(place), config) } else { now }
     }
 
-    /// Forgets the host's pace. Whoever was put past the budget by it has got the place back.
-    pub(super) fn clear(&mut self) {
-        self.paced = None;
+    pub(super) fn ahead_of(&self, place: Place) -> usize {
+        self.queue.as_ref().map_or(0, |queue| queue.ahead_of(place))
+    }
+
+    /// Forgets what the host has said and taught; what the user has set keeps counting. Whoever was put past the budget
+    /// has got the place back.
+    pub(super) fn clear(&mut self, now: Time, config: &Config) {
+        match self.paced.take() {
+            Some(paced) if self.bounded => self.watch(now, config).proactive = paced.proactive,
+            _ => {}
+        }
         if let Some(queue) = &mut self.queue {
             queue.restore();
         }
     }
 
-    fn forecast(&self, now: Time, config: &Config) -> Forecast {
+    /// Good for `ahead` requests and one more.
+    fn forecast(&self, now: Time, ahead: usize, config: &Config) -> Forecast {
+        self.forecast_within(now, ahead, &self.bounds(config), config)
+    }
+
+    fn forecast_within(&self, now: Time, ahead: usize, bounds: &Bounds, config: &Config) -> Forecast {
         let Some(paced) = &self.paced else {
-            return Forecast { first: now, spacing: Duration::ZERO, last: now };
+            return Forecast::at_once(now);
         };
-        let first = paced.pace.ready().max(now);
-        let spacing = paced.pace.spacing(first, &self.rules(config));
-        // The last send that anybody has to keep a distance to goes before the host is cold.
-        let last = paced.pace.warm_until().after(spacing).max(first);
-        Forecast { first, spacing, last }
+        let mut first = paced.due(bounds).max(now);
+        if bounds.delay_from == DelayFrom::Completion && self.is_full_at(now, config) {
+            // Whenever the permit comes back, a whole delay follows.
+            first = first.max(now.after(bounds.min_delay));
+        }
+        let step = paced.pace.spacing(first, &self.rules(config));
+        // The last send that anybody has to keep a distance to goes before the host is cold; a learned gap is never.
+        let last = if paced.pace.gap().is_zero() { paced.pace.warm_until().after(step) } else { Time::END };
+        Forecast::new(first, step, last, bounds, &paced.proactive, ahead).in_bursts(paced.pace.burst())
     }
 
     /// Marks the waiters that the pace of the host puts past their budget, and wakes them.
     pub(super) fn refuse_hopeless(&mut self, now: Time, config: &Config) -> Vec<Waker> {
-        let forecast = self.forecast(now, config);
+        let forecast = self.forecast(now, self.queued(), config);
         self.queue.as_mut().map(|queue| queue.refuse_later(forecast)).unwrap_or_default()
     }
 
     /// The error for a request that will not be admitted within its budget.
     pub(super) fn shed(&self, full: bool, outlook: Outlook, config: &Config) -> RateLimited {
-        let Outlook { now, estimate, deadline } = outlook;
+        let Outlook { now, estimate, deadline, ahead } = outlook;
         let reason = if full {
             Reason::QueueFull
         } else if self.paced.as_ref().is_some_and(|paced| paced.pace.hold_until() > deadline) {
             Reason::Cooldown
-        } else if now >= deadline && self.is_full(config) {
+        } else if now >= deadline && self.is_full_at(now, config) {
             Reason::InFlight
         } else if estimate > deadline.max(now) {
-            Reason::Spacing
+            let unlimited = Bounds { quota: Bounds::default().quota, ..self.bounds(config) };
+            let by_spacing = self.forecast_within(now, ahead, &unlimited, config).behind(ahead);
+            if by_spacing < estimate { Reason::Quota } else { Reason::Spacing }
         } else {
             Reason::InFlight
         };
         let wait = match reason {
             Reason::InFlight | Reason::QueueFull => estimate.since(now).max(Duration::from_secs(1)),
-            Reason::Cooldown | Reason::Spacing => estimate.since(now),
+            Reason::Cooldown | Reason::Spacing | Reason::Quota => estimate.since(now),
         };
         let paced = self.paced.as_deref();
         RateLimited::from(Details {
@@ -325,12 +502,15 @@ impl Slot {
     }
 
     fn kept_by(&self, now: Time, config: &Config) -> Option<Reason> {
-        let pace = self.paced.as_ref().map(|paced| &paced.pace);
-        if pace.is_some_and(|pace| pace.hold_until() > now) {
+        let bounds = self.bounds(config);
+        let paced = self.paced.as_deref();
+        if paced.is_some_and(|paced| paced.pace.hold_until() > now) {
             Some(Reason::Cooldown)
-        } else if self.is_full(config) {
+        } else if self.is_full_at(now, config) {
             Some(Reason::InFlight)
-        } else if pace.is_some_and(|pace| pace.ready() > now) {
+        } else if paced.is_some_and(|paced| paced.proactive.quota_until(&bounds) > now) {
+            Some(Reason::Quota)
+        } else if paced.is_some_and(|paced| self.next_send(paced, now, &bounds) > now) {
             Some(Reason::Spacing)
         } else if self.unsent > 0 || self.queued() > 0 {
             Some(Reason::InFlight)
@@ -341,20 +521,24 @@ impl Slot {
 
     pub(super) fn snapshot(&self, clock: &Clock, config: &Config) -> Option<HostSnapshot> {
         let now = clock.now();
-        if self.says_nothing(|| now) {
+        if self.says_nothing(|| now, config) {
             return None;
         }
-        let paced = self.paced.as_deref().filter(|paced| !paced.pace.is_cold(now));
+        let bounds = self.bounds(config);
+        let paced = self.paced.as_deref().filter(|paced| self.queued() > 0 || !paced.says_nothing(now, &bounds));
         let last = paced.and_then(|paced| paced.last.as_ref());
+        let (too_short, known_good) = paced.map(|paced| paced.pace.bracket()).unwrap_or_default();
         Some(HostSnapshot {
             host: self.key.clone(),
             in_flight: self.in_flight(),
             queued: self.queued(),
             cooldown: paced.map_or(Duration::ZERO, |paced| paced.pace.hold_until().since(now)),
-            next_send: paced.map_or(Duration::ZERO, |paced| paced.pace.ready().since(now)),
+            next_send: paced.map_or(Duration::ZERO, |paced| self.next_send(paced, now, &bounds).since(now)),
             reason: self.kept_by(now, config),
             warm: paced.map_or(Duration::ZERO, |paced| paced.pace.warm_until().since(now)),
-            gap: Duration::ZERO,
+            gap: paced.map_or(Duration::ZERO, |paced| paced.pace.gap()),
+            too_short,
+            known_good,
             streak: paced.map_or(0, |paced| paced.pace.streak()),
             last_hint: last.and_then(|last| last.asked).unwrap_or_default(),
             last_status: last.map(|last| last.status),
@@ -365,150 +549,4 @@ impl Slot {
 fn ceil_to_millis(duration: Duration) -> Duration {
     let below = Duration::from_nanos(u64::from(duration.subsec_nanos() % 1_000_000));
     if below.is_zero() { duration } else { duration.saturating_add(Duration::from_millis(1) - below) }
-}
-
-/// A place in the queue. Smaller is nearer to the head: retried requests before all others, within a class first come.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Place {
-    class: Class,
-    number: u64,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Class {
-    /// Has been admitted before.
-    Again,
-    New,
-}
-
-/// The waiters of one host, first come first served. Only the head is ever admitted, so a send is decided by what the
-/// host has seen up to that moment, and nobody sleeps on a booking that a refusal has made worthless.
-#[derive(Debug, Default)]
-pub(super) struct Queue {
-    waiting: BTreeMap<Place, Waiting>,
-    /// Put past their budget by a refusal, and about to hear of it: when they would have gone.
-    refused: BTreeMap<Place, (Time, Waiting)>,
-    next: u64,
-    /// How long the head has been kept by pacing while a permit was free, all told.
-    paced_for: Duration,
-    /// Since when it is kept so now.
-    paced_since: Option<Time>,
-    bodies_since: Option<Time>,
-    /// The owner of the gate has been told about unread bodies.
-    pub(super) warned: bool,
-}
-
-#[derive(Debug)]
-struct Waiting {
-    /// Taken by whoever wakes.
-    waker: Option<Waker>,
-    deadline: Time,
-}
-
-impl Queue {
-    pub(super) fn is_empty(&self) -> bool {
-        self.waiting.is_empty() && self.refused.is_empty()
-    }
-
-    pub(super) fn len(&self) -> usize {
-        self.waiting.len()
-    }
-
-    /// How many would be in front of a newcomer of this class.
-    pub(super) fn ahead_of_new(&self, class: Class) -> usize {
-        match class {
-            Class::New => self.waiting.len(),
-            Class::Again => self.waiting.keys().take_while(|place| place.class == Class::Again).count(),
-        }
-    }
-
-    fn ahead_of(&self, place: Place) -> usize {
-        self.waiting.range(..place).count()
-    }
-
-    pub(super) fn join(&mut self, class: Class, deadline: Time) -> Place {
-        let place = Place { class, number: self.next };
-        self.next += 1;
-        self.waiting.insert(place, Waiting { waker: None, deadline });
-        place
-    }
-
-    pub(super) fn leave(&mut self, place: Place, now: Time) -> Option<Waker> {
-        self.refused.remove(&place);
-        let waiting = self.waiting.remove(&place);
-        if self.waiting.is_empty() {
-            self.kept_by_pacing(false, now);
-            self.bodies_since = None;
-        }
-        waiting.and_then(|waiting| waiting.waker)
-    }
-
-    pub(super) fn is_head(&self, place: Place) -> bool {
-        self.waiting.keys().next() == Some(&place)
-    }
-
-    /// When this waiter would have gone, if a refusal has put that past its budget.
-    pub(super) fn refused(&self, place: Place) -> Option<Time> {
-        self.refused.get(&place).map(|(estimate, _)| *estimate)
-    }
-
-    /// Remembers whom to wake; gives the old waker back, to be dropped outside the lock.
-    pub(super) fn set_waker(&mut self, place: Place, waker: &Waker) -> Option<Waker> {
-        let waiting = self.waiting.get_mut(&place)?;
-        match &waiting.waker {
-            Some(old) if old.will_wake(waker) => None,
-            _ => waiting.waker.replace(waker.clone()),
-        }
-    }
-
-    pub(super) fn wake_head(&mut self) -> Option<Waker> {
-        self.waiting.values_mut().next()?.waker.take()
-    }
-
-    fn refuse_later(&mut self, Forecast { first, spacing, last }: Forecast) -> Vec<Waker> {
-        let mut next = first;
-        let mut wakers = Vec::new();
-        let head = self.waiting.keys().next().copied();
-        let refused = &mut self.refused;
-        self.waiting.retain(|place, waiting| {
-            let in_time = next <= waiting.deadline;
-            if in_time {
-                next = next.after(spacing).min(last);
-            } else {
-                wakers.extend(waiting.waker.take());
-                refused.insert(*place, (next, Waiting { waker: None, deadline: waiting.deadline }));
-            }
-            in_time
-        });
-        if self.waiting.keys().next().copied() != head {
-            wakers.extend(self.wake_head());
-        }
-        wakers
-    }
-
-    /// Those who are about to hear that they are refused have their places back.
-    fn restore(&mut self) {
-        let refused = mem::take(&mut self.refused);
-        self.waiting.extend(refused.into_iter().map(|(place, (_, waiting))| (place, waiting)));
-    }
-
-    // --- which part of a wait is pacing's -------------------------------------------------------------------------
-
-    /// The head is, or is no longer, kept by nothing but pacing.
-    pub(super) fn kept_by_pacing(&mut self, kept: bool, now: Time) {
-        match (kept, self.paced_since) {
-            (true, None) => self.paced_since = Some(now),
-            (false, Some(since)) => {
-                self.paced_for = self.paced_for.saturating_add(now.since(since));
-                self.paced_since = None;
-            }
-            _ => {}
-        }
-    }
-
-    /// The difference of two readings is what pacing cost in between.
-    pub(super) fn paced_for(&self, now: Time) -> Duration {
-        let running = self.paced_since.map_or(Duration::ZERO, |since| now.since(since));
-        self.paced_for.saturating_add(running)
-    }
 }

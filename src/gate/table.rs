@@ -11,6 +11,7 @@ use hashbrown::{DefaultHashBuilder, HashTable};
 
 use super::clock::Clock;
 use super::slot::Slot;
+use crate::config::Config;
 use crate::host::HostKey;
 use crate::pace::Time;
 
@@ -25,6 +26,8 @@ const ROOM: usize = 48;
 pub(super) struct Table {
     seed: DefaultHashBuilder,
     shards: [Mutex<Shard>; SHARDS],
+    /// When to look for hosts beyond `max_hosts` again.
+    forget_at: Mutex<Time>,
 }
 
 #[derive(Debug, Default)]
@@ -32,7 +35,9 @@ pub(super) struct Shard {
     slots: HashTable<Slot>,
     next_number: u64,
     sweep_at: Time,
-    /// How often a slot has come out of use since the last look.
+    /// How many slots the last look at all of them has left.
+    kept: usize,
+    /// How often a slot has come out of use since then.
     unused: usize,
 }
 
@@ -48,7 +53,7 @@ pub(super) struct SlotId {
 
 impl Table {
     pub(super) fn new() -> Self {
-        Self { seed: DefaultHashBuilder::default(), shards: Default::default() }
+        Self { seed: DefaultHashBuilder::default(), shards: Default::default(), forget_at: Mutex::default() }
     }
 
     #[inline]
@@ -95,39 +100,76 @@ impl Table {
     }
 
     /// Drops the hosts of a shard that have gone cold since anybody looked. Called by whoever has read the clock anyway.
-    pub(super) fn sweep(&self, shard: &mut Shard, now: Time) {
+    pub(super) fn sweep(&self, shard: &mut Shard, now: Time, config: &Config) {
         if now >= shard.sweep_at {
-            self.drop_silent(shard, || now);
+            self.drop_silent(shard, || now, config);
             shard.sweep_at = now.after(SWEEP_EVERY);
         }
     }
 
-    /// A slot has come out of use. Once that has happened as often as there are slots, those that say nothing are dropped:
-    /// so each costs a look, and no more are kept than there were in use at one time, or [`ROOM`]. The clock is read only
-    /// if some host is being paced.
+    /// A slot has come out of use. Once that has happened as often as the last look has left slots, those that say nothing
+    /// are dropped: so each costs two looks at most, and no more are kept than twice those that say something, or
+    /// [`ROOM`]. The clock is read only if some host is being paced.
     #[inline]
-    pub(super) fn tidy(&self, shard: &mut Shard, clock: &Clock) {
+    pub(super) fn tidy(&self, shard: &mut Shard, clock: &Clock, config: &Config) {
         shard.unused += 1;
-        if shard.unused >= shard.slots.len().max(ROOM) {
+        if shard.unused >= shard.kept.max(ROOM) {
             let mut now = None;
-            self.drop_silent(shard, || *now.get_or_insert_with(|| clock.now()));
+            self.drop_silent(shard, || *now.get_or_insert_with(|| clock.now()), config);
         }
     }
 
-    fn drop_silent(&self, shard: &mut Shard, mut now: impl FnMut() -> Time) {
-        shard.unused = 0;
-        shard.slots.retain(|slot| !slot.says_nothing(&mut now));
+    fn drop_silent(&self, shard: &mut Shard, mut now: impl FnMut() -> Time, config: &Config) {
+        self.retain(shard, |slot| !slot.says_nothing(&mut now, config));
+    }
+
+    fn retain(&self, shard: &mut Shard, mut keep: impl FnMut(&Slot) -> bool) {
+        shard.slots.retain(|slot| keep(slot));
+        (shard.kept, shard.unused) = (shard.slots.len(), 0);
         // Far apart, so that a steady number of hosts does not grow and shrink the table in turn.
         let wanted = shard.slots.len().max(ROOM);
         if shard.slots.capacity() > 8 * wanted {
             shard.slots.shrink_to(2 * wanted, |slot| self.hash(slot.key()));
         }
     }
+
+    /// [`forget`](Self::forget), for where a host is learnt of: beyond the bound there are only those of the last ten
+    /// seconds, and those that were held or warm when it was looked last.
+    pub(super) fn forget_now_and_then(&self, now: Time, config: &Config) {
+        let mut at = lock(&self.forget_at);
+        if now >= *at {
+            *at = now.after(SWEEP_EVERY);
+            drop(at);
+            self.forget(now, config);
+        }
+    }
+
+    /// Of the hosts that are kept for nothing but what was learnt, drops those beyond `max_hosts` that have not been used
+    /// for longest. Never holds two locks at a time: a host that comes into use in between stays.
+    pub(super) fn forget(&self, now: Time, config: &Config) {
+        let known: usize = self.shards().map(|shard| shard.slots.len()).sum();
+        if known <= config.max_hosts {
+            return;
+        }
+        // In the order in which they are to go.
+        let rank = |nth: usize, slot: &Slot| Some((slot.forgettable_since(now, config)?, nth, slot.number()));
+        let mut ranks = Vec::new();
+        for (nth, shard) in self.shards().enumerate() {
+            ranks.extend(shard.slots.iter().filter_map(|slot| rank(nth, slot)));
+        }
+        let Some(last) = ranks.len().checked_sub(config.max_hosts + 1) else {
+            return;
+        };
+        let (_, &mut last, _) = ranks.select_nth_unstable(last);
+        for (nth, mut shard) in self.shards().enumerate() {
+            self.retain(&mut shard, |slot| rank(nth, slot).is_none_or(|rank| rank > last));
+        }
+    }
 }
 
-/// Of a caller's code only the clone of a waker runs under the lock, so a poisoned one guards nothing half-done.
-fn lock(shard: &Mutex<Shard>) -> MutexGuard<'_, Shard> {
-    shard.lock().unwrap_or_else(PoisonError::into_inner)
+/// Of a caller's code only the clone of a waker runs under a lock, so a poisoned one guards nothing half-done.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Shard {

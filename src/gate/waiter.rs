@@ -10,13 +10,14 @@ use std::time::Duration;
 use tokio::time::{Sleep, sleep_until};
 
 use super::permit::Permit;
-use super::slot::{Blocked, Class, Outlook, Place, Slot};
+use super::queue::{Class, Place};
+use super::slot::{Blocked, Outlook, Slot};
 use super::table::SlotId;
 use super::{Gate, Terms};
 use crate::error::RateLimited;
 use crate::host::HostKey;
 use crate::observe::{self, ShedEvent, WaitEvent, WaitOutcome};
-use crate::pace::Time;
+use crate::pace::{Pacing, Time};
 
 /// How long waiting for nothing but unread bodies is taken for chance.
 const PATIENCE_WITH_BODIES: Duration = Duration::from_secs(1);
@@ -119,7 +120,7 @@ impl Waiter {
         };
         if let Some(error) = self.refuse(slot, now) {
             let (paced, next) = self.leave(slot, now);
-            if slot.says_nothing(|| now) {
+            if slot.says_nothing(|| now, config) {
                 shard.remove(id);
             }
             drop(shard);
@@ -134,6 +135,10 @@ impl Waiter {
             None => {
                 let deadline = now.after(self.terms.left(slot.max_wait(config)));
                 let paced_before = slot.queue().paced_for(now);
+                if config.pacing == Pacing::Learned {
+                    // Whoever waits may be about to learn how much the host takes at once.
+                    slot.watch_queue(now, config);
+                }
                 let place = slot.queue().join(self.terms.class(), deadline);
                 if self.terms.class() == Class::Again {
                     // It goes before those who came first, which may put one of them past its budget.
@@ -194,7 +199,8 @@ impl Waiter {
                 let estimate = slot.estimate(now, ahead, config);
                 let full = class == Class::New && config.max_queue > 0 && slot.queued() >= config.max_queue;
                 let hopeless = estimate > deadline || deadline <= now;
-                (hopeless || full).then(|| slot.shed(full && !hopeless, Outlook { now, estimate, deadline }, config))
+                (hopeless || full)
+                    .then(|| slot.shed(full && !hopeless, Outlook { now, estimate, deadline, ahead }, config))
             }
             Some(Wait { place, deadline, .. }) => {
                 let estimate = match slot.queue().refused(place) {
@@ -203,7 +209,8 @@ impl Waiter {
                     None if now >= deadline => slot.estimate_at(now, place, config),
                     None => return None,
                 };
-                Some(slot.shed(false, Outlook { now, estimate, deadline }, config))
+                let ahead = slot.ahead_of(place);
+                Some(slot.shed(false, Outlook { now, estimate, deadline, ahead }, config))
             }
         }
     }
@@ -268,7 +275,7 @@ impl Drop for Waiter {
         // Invariant: a slot with a waiter is never removed, so this finds it.
         let (id, slot) = gate.table.slot(&mut shard, self.hash, &self.key, |number| gate.new_slot(number, &self.key));
         let (paced, next) = self.leave(slot, now);
-        if slot.says_nothing(|| now) {
+        if slot.says_nothing(|| now, &gate.config) {
             shard.remove(id);
         }
         drop(shard);

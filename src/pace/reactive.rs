@@ -22,19 +22,19 @@ use std::time::Duration;
 use super::{Refusal, Rules, Time};
 
 /// The longest hold a headerless 403 is worth: a revoked key must surface as 403, not as an hour of waiting.
-const SOFT_HOLD: Duration = Duration::from_secs(60);
+pub(super) const SOFT_HOLD: Duration = Duration::from_secs(60);
 
 /// What is known of a host that has refused a request. A host without one never did.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Reactive {
     /// No send before this: the cooldown. Only grows.
-    hold_until: Time,
+    pub(super) hold_until: Time,
     /// No send before this: the spacing behind the last warm send. Only grows.
-    spaced_until: Time,
-    warm_until: Time,
-    last_throttle: Option<Time>,
+    pub(super) spaced_until: Time,
+    pub(super) warm_until: Time,
+    pub(super) last_throttle: Option<Time>,
     /// Consecutive throttle events.
-    streak: u32,
+    pub(super) streak: u32,
 }
 
 impl Reactive {
@@ -97,6 +97,11 @@ impl Reactive {
         if sent > self.last_throttle {
             self.streak = 0;
         }
+    }
+
+    /// Nothing is left of the server's quota until its reset: holds the host, and counts nothing.
+    pub(crate) fn used_up(&mut self, now: Time, reset: Duration, rules: &Rules) {
+        self.hold_until = self.hold_until.max(now.after(reset.min(rules.max_cooldown)));
     }
 
     /// Holds the host back as a refusal would, but counts nothing.

@@ -58,7 +58,7 @@ impl<B: Clone, ResB, E> Policy<Request<B>, Response<ResB>, E> for GateRetry {
         }
         self.left -= 1;
         self.softly_refused |= throttled.soft;
-        request.extensions_mut().insert(Again(throttled.waited));
+        request.extensions_mut().insert(Again { waited: throttled.waited, softly_refused: self.softly_refused });
         Some(ready(()))
     }
 

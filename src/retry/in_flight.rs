@@ -11,7 +11,7 @@ use super::may_repeat;
 use crate::extensions::SentAt;
 use crate::gate::{Gate, Refused};
 use crate::observe::Label;
-use crate::pace::Time;
+use crate::pace::{Ticket, Time};
 use crate::verdict::Outcome;
 
 /// Retry policy for a [`RetryLayer`](tower::retry::RetryLayer) **inside** the gate it was made from
@@ -88,7 +88,7 @@ impl<B: Clone, ResB, E> Policy<Request<B>, Response<ResB>, E> for InFlightRetry 
             // A second refusal is for the gate to see, as part of the same event. That a second attempt has succeeded it
             // cannot see: it knows the request by when it was first sent.
             if outcome == Outcome::Success {
-                self.gate.succeeded(&key, Some(resent));
+                self.gate.succeeded(&key, Some(Ticket { at: resent, binding: false, again: true }));
             }
             return None;
         }
@@ -99,15 +99,18 @@ impl<B: Clone, ResB, E> Policy<Request<B>, Response<ResB>, E> for InFlightRetry 
         let mut wait = None;
         if let Outcome::Throttled { hint, soft } = outcome {
             wait = hint;
-            let sent =
-                request.extensions().get::<SentAt>().filter(|mark| mark.gate == self.gate.id()).map(|mark| mark.sent);
+            let ticket =
+                request.extensions().get::<SentAt>().filter(|mark| mark.gate == self.gate.id()).map(|mark| mark.ticket);
             let label = request.extensions().get().map(|Label(label)| *label);
-            let refused = Refused { status, hint, soft, headers, label };
-            self.gate.throttled(&key, sent, &refused, Duration::ZERO);
+            let refused = Refused { status, hint, soft, again: false, headers, label };
+            self.gate.throttled(&key, ticket, &refused, Duration::ZERO);
         }
         let delay = wait.unwrap_or(self.base_delay).min(self.max_delay);
-        let resent = self.gate.now().after(delay);
-        self.gate.resend(&key, resent);
+        let now = self.gate.now();
+        let resent = now.after(delay);
+        if !self.gate.resend(&key, now, resent) {
+            return None;
+        }
         self.resent = Some(resent);
         Some(sleep(delay))
     }

@@ -1,5 +1,7 @@
 //! What a response says about its host. Pure: a response head in, an [`Outcome`] out.
 
+#[cfg(feature = "ratelimit-headers")]
+mod rate_limit;
 mod retry_after;
 
 use std::time::{Duration, SystemTime};
@@ -8,6 +10,8 @@ use http::{Extensions, HeaderMap, StatusCode};
 
 pub use retry_after::RetryAfterUnit;
 pub(crate) use retry_after::{hint, raw};
+
+use crate::pace::Quota;
 
 /// What a response means for the pacing of its host.
 ///
@@ -63,6 +67,18 @@ where
     fn judge(&self, status: StatusCode, headers: &HeaderMap, extensions: &Extensions) -> Outcome {
         self(status, headers, extensions)
     }
+}
+
+/// The quota that a response states, if headers of that kind are read at all.
+#[cfg(feature = "ratelimit-headers")]
+#[inline]
+pub(crate) fn quota(headers: &HeaderMap) -> Option<Quota> {
+    rate_limit::quota(headers, SystemTime::now)
+}
+
+#[cfg(not(feature = "ratelimit-headers"))]
+pub(crate) fn quota(_: &HeaderMap) -> Option<Quota> {
+    None
 }
 
 impl Outcome {

@@ -136,12 +136,7 @@ impl Said {
         }
     }
 
-    /// A number that large is no wait but a Unix time: 10^9 s are 31 years ahead or the year 2001,
-    /// and 10^11 s are three millennia ahead or, in milliseconds, the year 1973.
     fn plain_number(&mut self, number: Duration, unit: RetryAfterUnit) {
-        const ABOVE_IS_UNIX_SECONDS: Duration = Duration::from_secs(1_000_000_000);
-        const FROM_IS_UNIX_MILLIS: Duration = Duration::from_secs(100_000_000_000);
-
         if number == Duration::MAX {
             self.delta = Duration::MAX;
         } else if number >= FROM_IS_UNIX_MILLIS {
@@ -157,6 +152,11 @@ impl Said {
     }
 }
 
+/// A number that large is no wait but a Unix time: 10^9 s are 31 years ahead or the year 2001.
+pub(super) const ABOVE_IS_UNIX_SECONDS: Duration = Duration::from_secs(1_000_000_000);
+/// 10^11 s are three millennia ahead or, in milliseconds, the year 1973.
+pub(super) const FROM_IS_UNIX_MILLIS: Duration = Duration::from_secs(100_000_000_000);
+
 /// The longest of the milliseconds in a line, zero if none is valid.
 fn longest_millis(line: &[u8]) -> Duration {
     let numbers = members(line).filter_map(|member| number(member.text));
@@ -165,12 +165,12 @@ fn longest_millis(line: &[u8]) -> Duration {
 
 /// One of the values in a line. The comma after a weekday looks like the one between two values, so
 /// a value knows what stands before it.
-struct Member<'a> {
+pub(super) struct Member<'a> {
     before: &'a [u8],
-    text: &'a [u8],
+    pub(super) text: &'a [u8],
 }
 
-fn members(line: &[u8]) -> impl Iterator<Item = Member<'_>> {
+pub(super) fn members(line: &[u8]) -> impl Iterator<Item = Member<'_>> {
     let mut last: &[u8] = b"";
     line.split(|byte| *byte == b',').map(move |text| {
         let text = text.trim_ascii();
@@ -181,7 +181,7 @@ fn members(line: &[u8]) -> impl Iterator<Item = Member<'_>> {
 
 /// `digits[.digits]` as seconds, rounded up to the nanosecond, `Duration::MAX` if there is no room
 /// for it.
-fn number(text: &[u8]) -> Option<Duration> {
+pub(super) fn number(text: &[u8]) -> Option<Duration> {
     let mut parts = text.splitn(2, |byte| *byte == b'.');
     let whole = digits(parts.next()?)?;
     let nanos = match parts.next() {
@@ -206,7 +206,7 @@ fn nanos(fraction: &[u8]) -> u64 {
 }
 
 /// What was read as seconds, as milliseconds instead: rounded up, and too big stays too big.
-fn as_millis(seconds: Duration) -> Duration {
+pub(super) fn as_millis(seconds: Duration) -> Duration {
     if seconds == Duration::MAX {
         return seconds;
     }
@@ -217,7 +217,7 @@ fn as_millis(seconds: Duration) -> Duration {
 }
 
 /// An HTTP date as the time since the Unix epoch.
-fn date(member: Member<'_>) -> Option<Duration> {
+pub(super) fn date(member: Member<'_>) -> Option<Duration> {
     /// With room to spare for white space; keeps the work small whatever is sent.
     const MAX: usize = 64;
     if member.text.len() > MAX {
@@ -240,7 +240,7 @@ fn date(member: Member<'_>) -> Option<Duration> {
 const WEEKDAYS: [&str; 7] = ["Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday"];
 
 /// In full or cut to three letters or more: `Tues` and `Thurs` are seen.
-fn is_weekday(word: &[u8]) -> bool {
+pub(super) fn is_weekday(word: &[u8]) -> bool {
     let begins = |name: &&str| name.as_bytes().get(..word.len()).is_some_and(|head| head.eq_ignore_ascii_case(word));
     word.len() >= 3 && WEEKDAYS.iter().any(begins)
 }
@@ -273,7 +273,7 @@ fn instant(day: &str, month: &str, year: &str, time: &str) -> Option<Duration> {
 }
 
 /// Zero before 1970, where only a broken clock can be.
-fn since_epoch(time: SystemTime) -> Duration {
+pub(super) fn since_epoch(time: SystemTime) -> Duration {
     time.duration_since(UNIX_EPOCH).unwrap_or_default()
 }
 

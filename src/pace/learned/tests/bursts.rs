@@ -1,0 +1,64 @@
+//! Hosts that take several requests at once, and those that only seem to.
+
+use super::*;
+
+#[test]
+fn a_burst_is_found_and_repeated() {
+    let mut host = Host::new();
+    let mut serves = limit(5, secs(60));
+    let sends = host.play(6, &mut serves);
+    assert_eq!(sends[5..].iter().map(|send| send.0).collect::<Vec<_>>(), [0, 2, 6, 14, 30, 62].map(secs));
+    assert_eq!((host.pace.burst, host.pace.gap()), (5, secs(62) / 5), "on average");
+
+    let sends = host.play(6, &mut serves);
+    // The rest of this burst at the pace of a warm host, and then the next one.
+    assert_eq!(sends.iter().map(|send| send.0).collect::<Vec<_>>(), [63, 64, 65, 66, 124, 125].map(secs));
+}
+
+#[test]
+fn the_gap_between_bursts_is_bisected_too() {
+    let mut host = Host::new();
+    host.play(100, limit(5, secs(60)));
+    assert_eq!(host.pace.burst, 5);
+    let gap = host.pace.bracket().1 * 5;
+    assert!(gap >= secs(59) && gap <= secs(60) * 7 / 6, "{gap:?}");
+}
+
+#[test]
+fn a_burst_that_begins_too_early_costs_no_more_than_waiting_for_the_good_gap() {
+    let mut host = Host::with_burst(5);
+    let begun = host.at();
+    host.play(4, |_| true);
+    let next = host.served();
+    assert_eq!(next, begun + secs(62));
+    host.play(4, |_| true);
+    let tried = host.refused(HEADERLESS);
+    assert!(tried < next + secs(62), "{tried:?}");
+    assert_eq!(host.served(), next + secs(62));
+    assert_eq!(host.pace.burst, 5);
+}
+
+#[test]
+fn a_burst_that_is_refused_half_way_becomes_a_smaller_one() {
+    let mut host = Host::with_burst(6);
+    let begun = host.at();
+    host.play(2, |_| true);
+    host.refused(HEADERLESS);
+    assert!(host.served() <= begun + secs(62));
+    assert_eq!(host.pace.burst, 3);
+}
+
+#[test]
+fn a_bucket_of_tokens_is_not_taken_for_a_window() {
+    let mut host = Host::new();
+    let mut serves = bucket(5, secs(10));
+    host.play(7, &mut serves);
+    // Tokens saved up hide that a gap is too short until as many are gone.
+    assert_eq!((host.pace.burst, host.pace.evidence), (1, 5));
+
+    let sends = host.play(200, &mut serves);
+    let good = host.pace.bracket().1;
+    assert_eq!(host.pace.burst, 1);
+    assert!(good >= secs(8) && good <= secs(12), "{good:?}");
+    assert!(refusals(&sends) <= 200 / 5, "{}", refusals(&sends));
+}
