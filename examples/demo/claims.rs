@@ -7,6 +7,8 @@ use std::time::Duration;
 pub(crate) struct Figures {
     pub(crate) provider: &'static str,
     pub(crate) throttles: bool,
+    /// Callers may wait for all of its feeds.
+    pub(crate) patient: bool,
     /// Feeds asked for.
     pub(crate) feeds: usize,
     /// Requests the provider has seen.
@@ -40,21 +42,32 @@ impl Claim {
     }
 }
 
-/// The three slices hold the same providers in the same order.
-pub(crate) fn check(without: &[Figures], gate: &[Figures], tuned: &[Figures]) -> Vec<Claim> {
+/// Without a gate, with reactive pacing, with the gate as it comes, with one that is told what is known. Each slice holds
+/// the same providers in the same order.
+pub(crate) fn check([without, reactive, gate, tuned]: [&[Figures]; 4]) -> Vec<Claim> {
     let mut claims = Vec::new();
-    for (without, gate) in without.iter().zip(gate).filter(|(without, _)| without.throttles) {
-        let provider = without.provider;
+    for ((without, reactive), gate) in without.iter().zip(reactive).zip(gate).filter(|(_, gate)| gate.throttles) {
+        let Figures { provider, feeds, refused, served, .. } = *gate;
         claims.push(Claim::new(
-            gate.refused < without.refused,
-            format!("{provider}: fewer refusals with the gate ({}) than without ({})", gate.refused, without.refused),
+            refused < without.refused,
+            format!("{provider}: fewer refusals with the gate ({refused}) than without ({})", without.refused),
         ));
         claims.push(Claim::new(
-            gate.served > without.served,
-            format!("{provider}: more feeds served with the gate ({}) than without ({})", gate.served, without.served),
+            served > without.served,
+            format!("{provider}: more feeds served with the gate ({served}) than without ({})", without.served),
         ));
+        if gate.patient {
+            claims.push(Claim::new(
+                served == feeds,
+                format!("{provider}: who has the patience gets every feed from the gate ({served} of {feeds})"),
+            ));
+            claims.push(Claim::new(
+                2 * refused < reactive.refused,
+                format!("{provider}: for less than half the refusals of reactive pacing ({})", reactive.refused),
+            ));
+        }
     }
-    for (way, figures) in [("the gate", gate), ("the tuned gate", tuned)] {
+    for (way, figures) in [("reactive pacing", reactive), ("the gate", gate), ("the tuned gate", tuned)] {
         for Figures { provider, feeds, served, pacing, .. } in figures.iter().filter(|figures| !figures.throttles) {
             claims.push(Claim::new(
                 pacing.is_zero() && served == feeds,
@@ -62,9 +75,13 @@ pub(crate) fn check(without: &[Figures], gate: &[Figures], tuned: &[Figures]) ->
             ));
         }
     }
-    let lost: usize = gate.iter().chain(tuned).map(|figures| figures.lost).sum();
+    let lost: usize = [reactive, gate, tuned].into_iter().flatten().map(|figures| figures.lost).sum();
     claims.push(Claim::new(lost == 0, format!("no caller behind a gate is left with a bare 429 ({lost} are)")));
-    let (served, feeds) = tuned.iter().fold((0, 0), |(s, f), figures| (s + figures.served, f + figures.feeds));
-    claims.push(Claim::new(served == feeds, format!("the tuned gate gets every feed ({served} of {feeds})")));
+    let sum = |of: fn(&Figures) -> usize| tuned.iter().map(of).sum::<usize>();
+    let (feeds, served, refused) = (sum(|f| f.feeds), sum(|f| f.served), sum(|f| f.refused));
+    claims.push(Claim::new(
+        served == feeds && refused == 0,
+        format!("the tuned gate gets every feed ({served} of {feeds}) and is never refused ({refused} times)"),
+    ));
     claims
 }

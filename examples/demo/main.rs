@@ -5,13 +5,14 @@
 //! cargo run --example demo -- --svg gate.svg    # the timeline as a picture, too
 //! ```
 //!
-//! Three feed providers on loopback get the same burst three times, each time from a fresh hyper client: without the gate,
-//! with the gate as it comes, and with a gate that was told what is known of these providers. The demo ends with what the
-//! figures have to show, and with exit code 1 if they do not show it.
+//! Three feed providers on loopback get the same burst, four ways at the same time, each from a hyper client of its own and
+//! at providers of its own: without the gate, with reactive pacing, with the gate as it comes, and with one that is told
+//! what is known of these providers. The demo ends with what the figures have to show, and with exit code 1 if they do not
+//! show it.
 //!
 //! | file | what |
 //! |---|---|
-//! | `run.rs` | the three clients, and one burst through one of them: **the part to copy from** |
+//! | `run.rs` | the four clients, and one burst through one of them: **the part to copy from** |
 //! | `provider.rs` | the servers, and how they throttle |
 //! | `claims.rs` | what the figures have to show |
 //! | `report.rs`, `svg.rs` | table and timeline, for the terminal and as a picture |
@@ -29,6 +30,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Parser;
+use futures_util::future::try_join_all;
 use indicatif::ProgressBar;
 use tower::BoxError;
 
@@ -44,7 +46,7 @@ pub(crate) fn scaled(seconds: f64) -> Duration {
     Duration::from_secs_f64(seconds) / SCALE
 }
 
-/// Sends one burst to three throttling feed providers: without the gate, with it, and with a tuned one.
+/// Sends one burst to three feed providers, four ways: without the gate, and with it, reactive, as it comes, and tuned.
 ///
 /// Exit code: 0 when the gate did what it is for, 1 when it did not, 2 for wrong usage.
 #[derive(Debug, Parser)]
@@ -68,14 +70,11 @@ async fn main() -> Result<ExitCode, BoxError> {
     let ink = Ink { colours: stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none() };
     print!("{}", report::introduction(ink));
 
-    let mut runs = Vec::new();
-    for (n, way) in Way::ALL.into_iter().enumerate() {
-        // Drawn on a terminal only, and on stderr, so that a pipe gets nothing but the report.
-        let spinner = ProgressBar::new_spinner().with_message(format!("burst {} of 3: {}", n + 1, way.name()));
-        spinner.enable_steady_tick(Duration::from_millis(100));
-        runs.push(Run::new(way).await?);
-        spinner.finish_and_clear();
-    }
+    // Drawn on a terminal only, and on stderr, so that a pipe gets nothing but the report.
+    let spinner = ProgressBar::new_spinner().with_message("four bursts at the same time");
+    spinner.enable_steady_tick(Duration::from_millis(100));
+    let runs = try_join_all(Way::ALL.map(Run::new)).await?;
+    spinner.finish_and_clear();
 
     print!("{}", report::table(&runs, ink));
     print!("{}", report::timeline(&runs, ink));
@@ -84,10 +83,11 @@ async fn main() -> Result<ExitCode, BoxError> {
         println!("\nThe timeline of every single feed is in {}.", file.display());
     }
 
-    let [without, gate, tuned] = &runs[..] else {
-        unreachable!("there are three ways");
+    let figures: Vec<_> = runs.iter().map(Run::figures).collect();
+    let [without, reactive, gate, tuned] = &figures[..] else {
+        unreachable!("there are four ways");
     };
-    let claims = claims::check(&without.figures(), &gate.figures(), &tuned.figures());
+    let claims = claims::check([without, reactive, gate, tuned]);
     print!("{}", report::claims(&claims, ink));
     Ok(if claims.iter().all(|claim| claim.holds) { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

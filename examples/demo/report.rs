@@ -44,7 +44,10 @@ pub(crate) fn introduction(ink: Ink) -> String {
     line!(
         out,
         "{}",
-        ink.paint(BOLD, format!("{FEEDS} feeds of each of three providers on loopback, all {} at once", FEEDS * 3))
+        ink.paint(
+            BOLD,
+            format!("{FEEDS} feeds of each of three providers on loopback, all {} at once, four ways", FEEDS * 3)
+        )
     );
     line!(out);
     line!(
@@ -107,7 +110,19 @@ pub(crate) fn table(runs: &[Run], ink: Ink) -> String {
         "{}",
         ink.paint(DIM, "shed: the gate's RateLimited, which says when to come back   lost: handed the provider's 429")
     );
+    let learnt = runs.iter().filter(|run| run.way == Way::Gate).flat_map(|run| &run.hosts);
+    let learnt: Vec<_> = learnt.filter(|host| !host.gap.is_zero()).map(gap).collect();
+    line!(
+        out,
+        "{}",
+        ink.paint(DIM, format!("learnt by the gate, scaled back: {} between requests", learnt.join(", ")))
+    );
     out
+}
+
+/// What the gate leaves between two requests to a host, in seconds of the real world.
+fn gap(host: &HostRun) -> String {
+    format!("{} {:.1} s", host.provider, host.gap.as_secs_f64() * f64::from(SCALE))
 }
 
 fn row(way: Way, figures: &Figures, ink: Ink) -> String {
@@ -267,7 +282,7 @@ pub(crate) fn claims(claims: &[Claim], ink: Ink) -> String {
         line!(out, "{mark} {}", claim.text);
     }
     line!(out);
-    line!(out, "The default budget of 60 s sheds what cannot be had in time, and says when it can. A batch that has");
-    line!(out, "{} minutes gets all of it: see `tuned` in examples/demo/run.rs.", PATIENCE / 60.0);
+    line!(out, "A budget of 60 s, the default, sheds what cannot be had in time and says when it can: here, feeds of");
+    line!(out, "Retry-After. Callers with {} minutes got all of headerless: see `gate` in run.rs.", PATIENCE / 60.0);
     out
 }

@@ -1,4 +1,4 @@
-//! The three clients, and one burst through one of them.
+//! The four clients, and one burst through one of them.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -14,7 +14,7 @@ use tower::retry::RetryLayer;
 use tower::{BoxError, Service, ServiceBuilder, ServiceExt as _};
 use tower_host_gate::observe::WaitEvent;
 use tower_host_gate::retry::GateRetry;
-use tower_host_gate::{HostGateLayer, Limits, Observer, RateLimited};
+use tower_host_gate::{HostGateLayer, Limits, Observer, Pacing, RateLimited};
 
 use crate::claims::Figures;
 use crate::provider::{Hit, Manners, Provider};
@@ -27,23 +27,25 @@ pub(crate) const FEEDS: usize = 12;
 pub(crate) const HEADERLESS_WINDOW: f64 = 25.0;
 pub(crate) const RETRY_AFTER_WINDOW: f64 = 10.0;
 
-/// A gate's budget when the caller is a batch that has all night, in seconds of the real world.
+/// The budget of a batch that has time, in seconds of the real world.
 pub(crate) const PATIENCE: f64 = 600.0;
 
 /// How the burst is sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Way {
     NoGate,
+    Reactive,
     Gate,
     Tuned,
 }
 
 impl Way {
-    pub(crate) const ALL: [Self; 3] = [Self::NoGate, Self::Gate, Self::Tuned];
+    pub(crate) const ALL: [Self; 4] = [Self::NoGate, Self::Reactive, Self::Gate, Self::Tuned];
 
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::NoGate => "no gate",
+            Self::Reactive => "reactive",
             Self::Gate => "gate",
             Self::Tuned => "gate, tuned",
         }
@@ -52,8 +54,9 @@ impl Way {
     pub(crate) fn description(self) -> &'static str {
         match self {
             Self::NoGate => "every request for itself, with the one in-flight retry of ADR-0015",
-            Self::Gate => "its defaults, and a retry outside: GateRetry",
-            Self::Tuned => "told what is known: spacing, patience, and a cap of 8 for the healthy host",
+            Self::Reactive => "the same gate, without a memory: Pacing::Reactive forgets a host at its next success",
+            Self::Gate => "its defaults, ten minutes' patience with the headerless host, and GateRetry outside",
+            Self::Tuned => "told what is known: the windows as min_delay, and a cap of 8 for the healthy host",
         }
     }
 }
@@ -82,25 +85,30 @@ fn with_gate(gate: HostGateLayer) -> impl Fetch {
     ServiceBuilder::new().layer(RetryLayer::new(GateRetry::new(10))).layer(gate).service(hyper_client())
 }
 
-/// The defaults, scaled. At full size this is `HostGateLayer::new()`.
-fn gate(waits: Waits) -> HostGateLayer {
+/// The defaults, scaled, and patience with one host: whoever asks for all of a slow host's feeds has to give them the
+/// time. At full size this is `HostGateLayer::new().per_host(headerless, Limits::default().max_wait(..))`.
+fn gate(waits: Waits, headerless: &str) -> HostGateLayer {
     HostGateLayer::new()
         .base_cooldown(scaled(2.0))
-        .max_cooldown(scaled(60.0))
+        .max_cooldown(scaled(900.0))
         .spacing(scaled(1.0))
         .warm_for(scaled(120.0))
         .max_wait(scaled(60.0))
+        .per_host(headerless, Limits::default().max_wait(scaled(PATIENCE)))
         .observer(waits)
 }
 
-/// The same gate, told what its owner has learnt about three hosts. `warm_for` decides how long a host that has refused
-/// keeps its spacing: for the default two minutes, or for an hour.
+/// The same gate with the pacing of ADR-0016. At full size `pacing` is all there is to it.
+fn reactive(gate: HostGateLayer) -> HostGateLayer {
+    gate.pacing(Pacing::Reactive).max_cooldown(scaled(60.0))
+}
+
+/// The same gate, told what its owner knows about three hosts. A delay counts from the end of one request to the sending
+/// of the next, so that no clock at the other end of the line can find it too short.
 fn tuned(gate: HostGateLayer, headerless: &str, retry_after: &str, healthy: &str) -> HostGateLayer {
-    // A little more than the window, because the server measures it at its own end of the line.
-    let spacing = scaled(HEADERLESS_WINDOW + 1.0);
-    gate.warm_for(scaled(3600.0))
-        .per_host(headerless, Limits::default().spacing(spacing).max_wait(scaled(PATIENCE)))
-        .per_host(retry_after, Limits::default().max_wait(scaled(PATIENCE)))
+    let one_per = |window| Limits::default().min_delay(scaled(window)).max_wait(scaled(PATIENCE));
+    gate.per_host(headerless, one_per(HEADERLESS_WINDOW))
+        .per_host(retry_after, one_per(RETRY_AFTER_WINDOW))
         .per_host(healthy, Limits::default().concurrency(8))
 }
 
@@ -165,6 +173,10 @@ pub(crate) struct Run {
 pub(crate) struct HostRun {
     pub(crate) provider: &'static str,
     throttles: bool,
+    /// Callers may wait for all of its feeds.
+    patient: bool,
+    /// What the gate has learnt to leave between two requests, if anything.
+    pub(crate) gap: Duration,
     /// What the provider saw.
     pub(crate) hits: Vec<Hit>,
     /// What the gate told.
@@ -201,19 +213,23 @@ impl Run {
         let providers = named.map(|(_, provider)| provider);
 
         let waits = Waits::default();
-        let gate = gate(waits.clone());
+        let gate = gate(waits.clone(), &headerless.host());
+        let gate = match way {
+            Way::NoGate | Way::Gate => gate,
+            Way::Reactive => reactive(gate),
+            Way::Tuned => tuned(gate, &headerless.host(), &retry_after.host(), &healthy.host()),
+        };
+        let known = gate.hosts();
         let start = Instant::now();
         let ends = match way {
             Way::NoGate => burst(without_gate(), providers).await?,
-            Way::Gate => burst(with_gate(gate), providers).await?,
-            Way::Tuned => {
-                let gate = tuned(gate, &headerless.host(), &retry_after.host(), &healthy.host());
-                burst(with_gate(gate), providers).await?
-            }
+            _ => burst(with_gate(gate), providers).await?,
         };
         let hosts = named.into_iter().zip(ends).map(|((name, provider), ends)| HostRun {
             provider: name,
             throttles: name != "healthy",
+            patient: name == "headerless",
+            gap: known.get(&provider.host()).map(|host| host.gap).unwrap_or_default(),
             hits: provider.hits(),
             waits: waits.of(&provider.host()),
             ends,
@@ -241,6 +257,7 @@ impl HostRun {
         Figures {
             provider: self.provider,
             throttles: self.throttles,
+            patient: self.patient,
             feeds: self.ends.len(),
             sent: self.hits.len(),
             refused: self.hits.iter().filter(|hit| hit.refused).count(),

@@ -11,7 +11,7 @@ use plotters::prelude::*;
 use crate::SCALE;
 use crate::run::{Answer, FEEDS, HostRun, Run};
 
-const SIZE: (u32, u32) = (1200, 1280);
+const SIZE: (u32, u32) = (1200, 1680);
 const INK: RGBColor = RGBColor(40, 44, 52);
 const WAITING: RGBColor = RGBColor(222, 226, 232);
 const SERVED: RGBColor = RGBColor(22, 140, 90);
@@ -34,7 +34,7 @@ pub(crate) fn write(file: &Path, runs: &[Run]) -> Drawn {
 }
 
 fn heading(area: &DrawingArea<SVGBackend<'_>, Shift>) -> Drawn {
-    let title = format!("One burst of {FEEDS} feeds at each of three providers, three ways (time scaled 1:{SCALE})");
+    let title = format!("One burst of {FEEDS} feeds at each of three providers, four ways (time scaled 1:{SCALE})");
     area.draw(&Text::new(title, (20, 14), ("sans-serif", 22).into_font().color(&INK)))?;
     let small = ("sans-serif", 15).into_font().color(&INK);
     let y = 54;

@@ -11,10 +11,12 @@
 //! | `client.rs` | the stack of layers around a hyper client, and why each one is where it is: **the part to copy from** |
 //! | `outcome.rs` | what became of a URL, as JSON and as an exit code |
 //! | `progress.rs` | bars for the hosts that are waited for |
+//! | `state.rs` | what the hosts have taught, kept for the next run |
 
 mod client;
 mod outcome;
 mod progress;
+mod state;
 
 use std::io::{Write as _, stdout};
 use std::path::{Path, PathBuf};
@@ -28,6 +30,8 @@ use http::{HeaderValue, Request, Response, Uri};
 use http_body_util::{BodyExt as _, Full};
 use tokio::fs::{self, File};
 use tokio::io::AsyncWriteExt as _;
+use tokio::select;
+use tokio::signal::ctrl_c;
 use tokio::task::JoinSet;
 use tower::{BoxError, ServiceExt as _};
 use tower_http::follow_redirect::RequestUri;
@@ -47,6 +51,10 @@ struct Args {
     /// Save bodies here, one file each; without it they are only counted
     #[arg(short, long, value_name = "DIR")]
     output: Option<PathBuf>,
+
+    /// Remember in this file what the hosts have taught, so that the next run need not find out again
+    #[arg(long, value_name = "FILE")]
+    state: Option<PathBuf>,
 
     /// Requests in flight to one host
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..))]
@@ -85,7 +93,8 @@ Exit code:
   0  all fetched
   1  some failed
   2  wrong usage; nothing was sent
-  3  none failed, but some were rate limited: come back after `retry_after` seconds";
+  3  none failed, but some were rate limited: come back after `retry_after` seconds
+130  interrupted";
 
 fn seconds(text: &str) -> Result<Duration, String> {
     let seconds = text.parse().map_err(|_| "expected a number of seconds".to_owned())?;
@@ -112,6 +121,9 @@ async fn main() -> Result<ExitCode, BoxError> {
         global: args.global.into(),
         observer: progress.clone(),
     });
+    if let Some(file) = &args.state {
+        state::load(file, &hosts);
+    }
 
     // All of them at once. To start only so many at a time (`buffer_unordered(16)`) would be a limit *above* the gate:
     // sixteen URLs of one slow host, waiting, would keep all the others from being started.
@@ -123,7 +135,22 @@ async fn main() -> Result<ExitCode, BoxError> {
             (url, outcome)
         });
     }
-    let bars = tokio::spawn(progress.clone().watch(hosts));
+    let bars = tokio::spawn(progress.clone().watch(hosts.clone()));
+    let code = select! {
+        outcomes = report(&mut fetches, &progress) => outcome::exit_code(&outcomes?),
+        // What has been learnt until here is not lost.
+        Ok(()) = ctrl_c() => ExitCode::from(130),
+    };
+    bars.abort();
+    progress.finish();
+    if let Some(file) = &args.state {
+        state::save(file, &hosts);
+    }
+    Ok(code)
+}
+
+/// A line for each URL as soon as it is done.
+async fn report(fetches: &mut JoinSet<(String, Outcome)>, progress: &Progress) -> Result<Vec<Outcome>, BoxError> {
     let mut outcomes = Vec::new();
     while let Some(fetched) = fetches.join_next().await {
         let (url, outcome) = fetched?;
@@ -131,9 +158,7 @@ async fn main() -> Result<ExitCode, BoxError> {
         progress.done(|| writeln!(stdout(), "{}", outcome.json(&url)))?;
         outcomes.push(outcome);
     }
-    bars.abort();
-    progress.finish();
-    Ok(outcome::exit_code(&outcomes))
+    Ok(outcomes)
 }
 
 /// `Err` is an outcome, too.

@@ -23,22 +23,29 @@ async fn the_demo_shows_what_the_gate_is_for_within_30_seconds() {
     let out = &done.stdout;
     // Scaled down, and said so.
     assert!(out.contains("Scaled down 1:25"), "{out}");
-    // Fewer refusals and more feeds with the gate (second row) than without (first row), and no pacing for the healthy.
+    // Fewer refusals and more feeds with the gate than without.
     for throttling in ["headerless", "Retry-After"] {
-        let [without, gate, _] = rows(out, throttling);
+        let [without, _, gate, tuned] = rows(out, throttling);
         assert!(number(&gate[REFUSED]) < number(&without[REFUSED]), "{out}");
         assert!(number(&gate[SERVED]) > number(&without[SERVED]), "{out}");
+        // Told what is known it is never refused.
+        assert_eq!(tuned[..PACING], ["12", "0", "12/12", "0", "0"], "{out}");
     }
-    let [_, gate, tuned] = rows(out, "healthy");
-    for row in [gate, tuned] {
+    // With patience it gets everything without being told, and its memory saves refusals.
+    let [_, reactive, gate, _] = rows(out, "headerless");
+    assert_eq!(gate[SERVED], "12/12", "{out}");
+    assert!(2 * number(&gate[REFUSED]) < number(&reactive[REFUSED]), "{out}");
+    // No pacing for the healthy.
+    for row in &rows(out, "healthy")[1..] {
         assert_eq!(row[..=PACING], ["12", "0", "12/12", "0", "0", "0"], "{out}");
     }
-    assert_eq!(out.matches('✔').count(), 8, "{out}");
+    assert_eq!(out.matches('✔').count(), 11, "{out}");
     assert!(!out.contains('✘'), "{out}");
+    assert!(out.contains("learnt by the gate, scaled back: headerless "), "{out}");
     // A timeline: a line per provider and client, the healthy one without a refusal and without pacing.
     let lanes = |provider| out.lines().filter(move |line| line.starts_with(&format!("{provider:13} ")));
-    assert_eq!(lanes("Retry-After").count(), 3, "{out}");
-    let throttled: String = lanes("headerless").collect();
+    assert_eq!(lanes("headerless").count(), 4, "{out}");
+    let throttled: String = lanes("Retry-After").collect();
     for mark in ['●', '✕', '▲', '─'] {
         assert!(throttled.contains(mark), "no {mark} in:\n{out}");
     }
@@ -52,7 +59,7 @@ async fn the_demo_shows_what_the_gate_is_for_within_30_seconds() {
 
     let svg = std::fs::read_to_string(&picture).unwrap();
     assert!(svg.starts_with("<svg ") && svg.trim_end().ends_with("</svg>"), "{svg:.200}");
-    for text in ["headerless", "Retry-After", "healthy", "no gate", "gate, tuned", "scaled 1:25"] {
+    for text in ["headerless", "Retry-After", "healthy", "no gate", "reactive", "gate, tuned", "scaled 1:25"] {
         assert!(svg.contains(text), "no {text:?} in the picture");
     }
 }
@@ -62,12 +69,12 @@ const REFUSED: usize = 1;
 const SERVED: usize = 2;
 const PACING: usize = 5;
 
-/// The three rows of a provider: no gate, gate, tuned gate.
-fn rows(out: &str, provider: &str) -> [Vec<String>; 3] {
+/// The four rows of a provider.
+fn rows(out: &str, provider: &str) -> [Vec<String>; 4] {
     let first = format!("{provider:13}no gate ");
     let mut rows = out.lines().skip_while(|line| !line.starts_with(&first));
-    ["no gate", "gate", "gate, tuned"].map(|client| {
-        let row = rows.next().expect("three rows per provider");
+    ["no gate", "reactive", "gate", "gate, tuned"].map(|client| {
+        let row = rows.next().expect("four rows per provider");
         assert_eq!(row[13..26].trim_end(), client, "{out}");
         row[26..].split_whitespace().map(str::to_owned).collect()
     })
@@ -101,6 +108,7 @@ fn the_demos_claims_can_fail() {
     let throttling = |refused, served, shed| Figures {
         provider: "headerless",
         throttles: true,
+        patient: true,
         feeds: 12,
         sent: refused + served,
         refused,
@@ -121,28 +129,41 @@ fn the_demos_claims_can_fail() {
         took: Duration::from_secs(9),
         ..Figures::default()
     };
-    let broken = |without: &[Figures], gate: &[Figures], tuned: &[Figures]| {
-        let claims = claims::check(without, gate, tuned);
-        let broken: Vec<_> = claims.into_iter().filter(|claim| !claim.holds).map(|claim| claim.text).collect();
-        broken.join("\n")
+    let fine = [
+        [throttling(22, 1, 0), healthy(0, 12)],
+        [throttling(44, 12, 0), healthy(0, 12)],
+        [throttling(6, 12, 0), healthy(0, 12)],
+        [throttling(0, 12, 0), healthy(0, 12)],
+    ];
+    let broken = |figures: &[[Figures; 2]; 4]| -> Vec<String> {
+        let claims = claims::check(figures.each_ref().map(|way| &way[..]));
+        claims.into_iter().filter(|claim| !claim.holds).map(|claim| claim.text).collect()
     };
-    let without = [throttling(22, 1, 0), healthy(0, 12)];
-    let gate = [throttling(8, 2, 10), healthy(0, 12)];
-    let tuned = [throttling(2, 12, 0), healthy(0, 12)];
+    assert_eq!(broken(&fine), [""; 0]);
 
-    assert_eq!(broken(&without, &gate, &tuned), "");
-    // As many refusals are not fewer, as many feeds are not more.
-    let refused = broken(&without, &[throttling(22, 2, 10), healthy(0, 12)], &tuned);
-    assert!(refused.starts_with("headerless: fewer refusals") && refused.lines().count() == 1, "{refused}");
-    let served = broken(&without, &[throttling(8, 1, 11), healthy(0, 12)], &tuned);
-    assert!(served.starts_with("headerless: more feeds") && served.lines().count() == 1, "{served}");
-    // One nanosecond of pacing is not zero.
-    let paced = broken(&without, &[throttling(8, 2, 10), healthy(1, 12)], &tuned);
-    assert!(paced.starts_with("healthy: the gate gets every feed") && paced.lines().count() == 1, "{paced}");
-    let paced = broken(&without, &gate, &[throttling(2, 12, 0), healthy(1, 12)]);
-    assert!(paced.starts_with("healthy: the tuned gate gets every feed") && paced.lines().count() == 1, "{paced}");
-    let lost = broken(&without, &[throttling(8, 2, 9), healthy(0, 12)], &tuned);
-    assert!(lost.starts_with("no caller behind a gate") && lost.lines().count() == 1, "{lost}");
-    let shed = broken(&without, &gate, &[throttling(2, 11, 1), healthy(0, 12)]);
-    assert!(shed.starts_with("the tuned gate gets every feed") && shed.lines().count() == 1, "{shed}");
+    const WITHOUT: usize = 0;
+    const REACTIVE: usize = 1;
+    const GATE: usize = 2;
+    const TUNED: usize = 3;
+    const THROTTLING: usize = 0;
+    const HEALTHY: usize = 1;
+    for (way, provider, figures, claim) in [
+        // As many refusals are not fewer, as many feeds are not more.
+        (WITHOUT, THROTTLING, throttling(6, 1, 0), "headerless: fewer refusals"),
+        (REACTIVE, THROTTLING, throttling(12, 12, 0), "headerless: for less than half the refusals"),
+        (WITHOUT, THROTTLING, throttling(22, 12, 0), "headerless: more feeds"),
+        (GATE, THROTTLING, throttling(6, 11, 1), "headerless: who has the patience"),
+        // One nanosecond of pacing is not zero.
+        (REACTIVE, HEALTHY, healthy(1, 12), "healthy: reactive pacing gets every feed"),
+        (GATE, HEALTHY, healthy(1, 12), "healthy: the gate gets every feed"),
+        (TUNED, HEALTHY, healthy(1, 12), "healthy: the tuned gate gets every feed"),
+        (REACTIVE, THROTTLING, throttling(44, 11, 0), "no caller behind a gate"),
+        (TUNED, THROTTLING, throttling(1, 12, 0), "the tuned gate gets every feed"),
+        (TUNED, THROTTLING, throttling(0, 11, 1), "the tuned gate gets every feed"),
+    ] {
+        let mut figures_now = fine.clone();
+        figures_now[way][provider] = figures;
+        let broken = broken(&figures_now);
+        assert!(broken.len() == 1 && broken[0].starts_with(claim), "{claim}: {broken:?}");
+    }
 }

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::ffi::OsStr;
+use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -40,11 +41,10 @@ async fn rate_limited_is_json_with_its_wait_and_exit_code_3() {
     assert_eq!(done.code, 3, "{done:?}");
     let line = done.line(&url);
     assert_eq!(line["error"]["code"], "RATE_LIMITED", "{line}");
-    assert!(line["error"]["message"].as_str().unwrap().contains("retry in 60 s"), "{line}");
+    assert!(line["error"]["message"].as_str().unwrap().contains("retry in 100 s"), "{line}");
     let details = &line["error"]["details"];
     assert_eq!(details["host"], provider.addr().to_string(), "{line}");
-    // The gate asks again after its `max_cooldown` of 60 s at the latest; the server asked for more.
-    assert_eq!(details["retry_after"], 60, "{line}");
+    assert_eq!(details["retry_after"], 100, "{line}");
     assert_eq!(details["asked"], 100, "{line}");
     assert_eq!(details["raw_hint"], "100", "{line}");
     assert_eq!(details["reason"], "cooldown", "{line}");
@@ -240,7 +240,7 @@ async fn waiting_for_the_host_does_not_count_as_the_servers_time() {
 /// The global limit is below the gate: while A is waited for, its one slot is free for B.
 #[tokio::test]
 async fn a_host_that_is_waited_for_holds_no_global_slot() {
-    let a = Provider::start(|n, _| if n == 0 { too_many(Some("3")) } else { ok("feed") }).await;
+    let a = Provider::start(|n, _| if n == 0 { too_many(Some("1")) } else { ok("feed") }).await;
     let b = Provider::start(|_, _| ok("feed")).await;
     let urls: Vec<_> = ["/1", "/2", "/3"].iter().flat_map(|path| [a.url(path), b.url(path)]).collect();
     let mut args = vec!["--global", "1"];
@@ -352,10 +352,112 @@ async fn the_help_explains_the_exit_codes() {
     }
 }
 
+// --- what one run leaves to the next ------------------------------------------------------------------------------
+
+#[tokio::test]
+async fn the_next_run_knows_that_a_host_is_held() {
+    let provider = Provider::start(|_, _| too_many(Some("3600"))).await;
+    let url = provider.url("/feed");
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("state.json");
+    let args = ["--max-wait", "5", "--state", file.to_str().unwrap(), &url];
+    for _ in 0..2 {
+        let done = fetch(&args).await;
+        assert_eq!(done.code, 3, "{done:?}");
+        assert_eq!(done.line(&url)["error"]["details"]["reason"], "cooldown", "{done:?}");
+        assert!(!done.stderr.contains("warning"), "neither with no file nor with a good one: {done:?}");
+    }
+    assert_eq!(provider.hits().len(), 1, "the second run has not asked");
+    assert_eq!(read(&file)["hosts"][0]["host"], provider.addr().to_string());
+    assert_eq!(std::fs::read_dir(&dir).unwrap().count(), 1, "and nothing else is left in its directory");
+}
+
+#[tokio::test]
+async fn the_next_run_keeps_the_spacing_that_was_learnt() {
+    let provider = Provider::start(|n, _| if n == 0 { too_many(None) } else { ok("feed") }).await;
+    let urls = [provider.url("/1"), provider.url("/2")];
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("state.json");
+    let args = ["--state", file.to_str().unwrap(), &urls[0], &urls[1]];
+    let done = fetch(&args).await;
+    assert_eq!(done.code, 0, "{done:?}");
+    let hits = provider.hits().len();
+    let done = fetch(&args).await;
+    assert_eq!(done.code, 0, "{done:?}");
+    let hits = provider.hits().split_off(hits);
+    // A host that nothing is known of gets both at once.
+    assert!(hits[1].at - hits[0].at >= Duration::from_millis(500), "{hits:?}");
+}
+
+#[tokio::test]
+async fn a_file_that_is_no_state_is_a_warning_and_is_replaced() {
+    let provider = Provider::start(|_, _| status(StatusCode::NOT_FOUND)).await;
+    let url = provider.url("/gone");
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("state.json");
+    let later = br#"{"version":2,"taken_at_ms":0,"hosts":{}}"#;
+    for (content, why) in [(&b""[..], "EOF"), (b"{\"version\":1", "EOF"), (b"\xff\0", "expected"), (later, "version 2")]
+    {
+        std::fs::write(&file, content).unwrap();
+        let done = fetch(&["--state", file.to_str().unwrap(), &url]).await;
+        assert_eq!(done.code, 1, "of the 404 alone: {done:?}");
+        assert!(done.stderr.contains("warning: beginning without") && done.stderr.contains(why), "{done:?}");
+        assert_eq!(read(&file)["version"], 1, "written though nothing was fetched");
+    }
+}
+
+#[tokio::test]
+async fn a_state_that_cannot_be_read_or_written_costs_no_more_than_a_warning() {
+    let provider = Provider::start(|_, _| ok("feed")).await;
+    let url = provider.url("/feed");
+    let dir = tempfile::tempdir().unwrap();
+    let nowhere = dir.path().join("no-such-directory").join("state.json");
+    let done = fetch(&["--state", nowhere.to_str().unwrap(), &url]).await;
+    assert_eq!(done.code, 0, "{done:?}");
+    assert!(done.stderr.contains("warning: cannot write"), "{done:?}");
+    // A directory can be neither.
+    let done = fetch(&["--state", dir.path().to_str().unwrap(), &url]).await;
+    assert_eq!(done.code, 0, "{done:?}");
+    assert!(done.stderr.contains("warning: beginning without"), "{done:?}");
+    assert!(done.stderr.contains("warning: cannot write"), "{done:?}");
+}
+
+#[cfg(unix)]
+#[tokio::test]
+async fn an_interrupted_run_leaves_what_it_has_learnt() {
+    use std::process::Stdio;
+    use tokio::io::{AsyncBufReadExt as _, BufReader};
+    use tokio::process::Command;
+
+    let provider = Provider::start(|_, _| too_many(Some("100"))).await;
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("state.json");
+    let mut running = Command::new(build("fetch").await)
+        .args(["--max-wait", "200", "--state", file.to_str().unwrap(), &provider.url("/feed")])
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .kill_on_drop(true)
+        .spawn()
+        .unwrap();
+    let mut said = BufReader::new(running.stderr.take().unwrap()).lines();
+    while !said.next_line().await.unwrap().expect("it says that it is refused").contains("has refused") {}
+
+    let interrupt = format!("kill -INT {}", running.id().unwrap());
+    assert!(Command::new("sh").args(["-c", &interrupt]).status().await.unwrap().success());
+
+    assert_eq!(running.wait().await.unwrap().code(), Some(130));
+    assert_eq!(read(&file)["hosts"][0]["host"], provider.addr().to_string());
+}
+
 // --- what these tests are made of ---------------------------------------------------------------------------------
 
 async fn fetch(args: &[impl AsRef<OsStr>]) -> Done {
     run(&build("fetch").await, args).await
+}
+
+fn read(file: &Path) -> Value {
+    let bytes = std::fs::read(file).expect("a file");
+    serde_json::from_slice(&bytes).expect("JSON")
 }
 
 /// Names of an object's fields, those of objects within with their path.
