@@ -217,9 +217,10 @@ impl Gate {
         waited: Duration,
     ) -> Throttled {
         let Refused { hint, soft, again, .. } = *refused;
-        let within_quota = self.quota(refused.headers).is_some_and(|quota| quota.remaining > 0);
+        let left = self.quota(refused.headers).map(|quota| quota.remaining);
+        let (within_quota, used_up) = (left.is_some_and(|left| left > 0), left == Some(0));
         let raw_hint = verdict::raw(refused.headers);
-        let refusal = Refusal { hint, soft, again, within_quota };
+        let refusal = Refusal { hint, soft, again, within_quota, used_up };
         let (new_event, hold, streak, now) = self.hold(key, |slot, now| {
             let rules = slot.rules(&self.config);
             let paced = slot.watch(now, &self.config);

@@ -109,6 +109,11 @@ impl Paced {
         self.pace.sent(at, rules)
     }
 
+    /// A streak is over when the host is no longer warm, even if nobody has come since to notice.
+    fn streak(&self, now: Time) -> u32 {
+        if now < self.pace.warm_until() { self.pace.streak() } else { 0 }
+    }
+
     fn says_nothing(&self, now: Time, bounds: &Bounds) -> bool {
         self.pace.is_cold(now) && self.proactive.is_idle(now, bounds)
     }
@@ -496,8 +501,8 @@ impl Slot {
             retry_after: ceil_to_millis(wait),
             reason,
             refusal: paced.and_then(|paced| paced.last.clone()),
-            streak: paced.map_or(0, |paced| paced.pace.streak()),
-            throttled_since: paced.filter(|paced| paced.pace.streak() > 0).and_then(|paced| paced.since),
+            streak: paced.map_or(0, |paced| paced.streak(now)),
+            throttled_since: paced.filter(|paced| paced.streak(now) > 0).and_then(|paced| paced.since),
         })
     }
 
@@ -539,7 +544,7 @@ impl Slot {
             gap: paced.map_or(Duration::ZERO, |paced| paced.pace.gap()),
             too_short,
             known_good,
-            streak: paced.map_or(0, |paced| paced.pace.streak()),
+            streak: paced.map_or(0, |paced| paced.streak(now)),
             last_hint: last.and_then(|last| last.asked).unwrap_or_default(),
             last_status: last.map(|last| last.status),
         })

@@ -15,7 +15,7 @@ mod providers;
 mod served;
 mod shadow;
 
-const HARD: Refusal = Refusal { hint: None, soft: false, again: false, within_quota: false };
+const HARD: Refusal = Refusal { hint: None, soft: false, again: false, within_quota: false, used_up: false };
 const SOFT: Refusal = Refusal { soft: true, ..HARD };
 const RULES: Rules = Rules {
     base_cooldown: Duration::from_secs(2),
@@ -187,7 +187,7 @@ proptest! {
                     sent.push(pace.sent(now, &rules));
                     last_send = now;
                     prop_assert_eq!(pace.gap(), before.gap());
-                    prop_assert!(pace.streak() == before.streak() || cold);
+                    prop_assert!(pace.streak() == before.streak() || streak_is_over(&before, now));
                     prop_assert!(pace.hold_until() == before.hold_until() || cold);
                     if cold {
                         last_event = LastEvent::Perhaps;
@@ -229,7 +229,7 @@ proptest! {
                 Event::Penalized(hold) => {
                     pace.penalize(now, hold, &rules);
                     prop_assert_eq!(pace.gap(), before.gap());
-                    prop_assert!(pace.streak() == before.streak() || cold);
+                    prop_assert!(pace.streak() == before.streak() || streak_is_over(&before, now));
                     prop_assert!(pace.hold_until() >= now.after(hold.min(cap)));
                     prop_assert!(pace.hold_until() <= before.hold_until().max(now.after(cap)));
                     if cold {
@@ -300,6 +300,12 @@ fn has_sense(pace: &Learned, rules: &Rules) -> Result<(), TestCaseError> {
     Ok(())
 }
 
+/// A streak lives as long as the host is warm, a gap longer.
+fn streak_is_over(pace: &Learned, now: Time) -> bool {
+    let warm = now < pace.warm_until().max(pace.hold_until());
+    pace.is_cold(now) || (pace.gap() > Duration::ZERO && !warm)
+}
+
 /// What a refusal may change, and what it must.
 fn refused(
     before: &Learned,
@@ -312,14 +318,14 @@ fn refused(
     let hint = refusal.hint.filter(|hint| !hint.is_zero());
     let soft = refusal.soft && hint.is_none();
     let cap = if soft { rules.max_cooldown.min(SOFT_HOLD) } else { rules.max_cooldown };
-    let streak = if before.is_cold(now) { 0 } else { before.streak() };
+    let streak = if streak_is_over(before, now) { 0 } else { before.streak() };
     if new_event {
         let escalates = !(soft && refusal.again);
         prop_assert_eq!(pace.streak(), streak.saturating_add(u32::from(escalates)));
         prop_assert!(pace.gap() >= before.gap());
         prop_assert!(pace.hold_until() >= now.after(hint.unwrap_or(rules.base_cooldown).min(cap)));
     } else {
-        prop_assert_eq!((pace.streak(), pace.gap(), pace.bracket()), (before.streak(), before.gap(), before.bracket()));
+        prop_assert_eq!((pace.streak(), pace.gap()), (streak, before.gap()));
         match hint {
             Some(hint) => prop_assert!(pace.hold_until() >= now.after(hint.min(cap))),
             None => prop_assert_eq!(pace.hold_until(), before.hold_until()),

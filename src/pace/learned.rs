@@ -18,11 +18,11 @@ const BUSY: Duration = Duration::from_secs(60);
 /// So many successes in a row make a lone refusal noise.
 const QUIET: u16 = 8;
 /// A streak of headerless 403s no longer than this may be a chance meeting of URLs that are forbidden.
-const CHANCE: u16 = 2;
+const CHANCE: u8 = 2;
 /// Successes at a tight gap before it is tried again; doubles with every probe that fails.
 pub(super) const PATIENCE: u8 = 8;
 pub(super) const MAX_PATIENCE: u8 = 128;
-
+/// By which part of itself it is shortened then.
 const REPROBE: u32 = 4;
 /// The most successes that are asked for before a step.
 pub(super) const MAX_EVIDENCE: u8 = 16;
@@ -51,14 +51,14 @@ pub(crate) struct Learned {
     pub(super) lo: u32,
     /// From the beginning of the run to the last request refused.
     pub(super) tried: u32,
-    /// Consecutive throttle events.
-    pub(super) streak: u16,
     /// Sends per gap.
     pub(super) burst: u16,
     /// Sends of the present burst.
     pub(super) out: u16,
     /// Successes of the run.
     pub(super) run: u16,
+    /// Consecutive throttle events.
+    pub(super) streak: u8,
     /// Successes that the present gap has had a part in.
     pub(super) since: u8,
     /// How many of them the next step takes.
@@ -80,6 +80,8 @@ pub(crate) struct Learned {
     pub(super) hinted: bool,
     /// The server asks for less than it means.
     pub(super) short_hints: bool,
+    /// Its last word on its quota was that something is left.
+    pub(super) quota_left: bool,
     /// The server has refused while its headers said that something remained: they only ever hold.
     pub(super) quota_lies: bool,
 }
@@ -176,6 +178,8 @@ impl Learned {
         Ticket { at: now, binding, again: false }
     }
 
+    // --- refusals -------------------------------------------------------------------------------------------------
+
     /// A request was refused. True when this is a new event.
     pub(crate) fn throttled(&mut self, now: Time, ticket: Option<Ticket>, refusal: Refusal, rules: &Rules) -> bool {
         self.forget_if_cold(now);
@@ -193,7 +197,7 @@ impl Learned {
         let sent = ticket.map_or(now, |ticket| ticket.at);
         let right_after = sent >= self.hold_until && sent.since(self.hold_until) < GUARD;
         self.short_hints |= self.hinted && right_after;
-        self.quota_lies |= refusal.within_quota;
+        self.quota_lies |= !soft && (refusal.within_quota || (self.quota_left && !refusal.used_up));
         self.last_throttle = now;
         if soft && refusal.again {
             // Once more the URL's, not ours; unless others fare no better.
@@ -209,40 +213,38 @@ impl Learned {
         self.streak = self.streak.saturating_add(1);
         self.only_soft = soft && (self.streak == 1 || self.only_soft);
         self.tried = ms(sent.since(self.anchor()));
-        let known = self.gap > 0;
-        let mut hopeful = Time::default();
-        if !self.judged && !self.only_soft {
-            hopeful = self.judge(asked.map(|asked| now.after(asked)), rules);
-        }
-        let doubled = span(self.hold).saturating_mul(2);
-        let hold = match (asked.map(|asked| self.guarded(asked)), self.streak) {
-            (Some(asked), 1) => asked,
-            // The last hint was too short. By a little, or for good?
-            (Some(asked), streak @ 2) if self.hinted => asked.max(escalate(rules.base_cooldown, streak.into())),
-            (None, streak @ 2) if self.hinted => escalate(rules.base_cooldown, streak.into()),
-            (Some(asked), streak) => asked.max(doubled).max(escalate(rules.base_cooldown, streak.into())),
-            (None, 1) if known && !soft && self.extends => span(self.gap.max(self.hi)).max(rules.base_cooldown),
-            (None, 1) if known && !soft => {
-                self.early = true;
-                hopeful.since(now).max(rules.base_cooldown)
-            }
-            (None, streak) => {
-                let hold = doubled.max(escalate(rules.base_cooldown, streak.into()));
-                if streak == 2 && self.early {
-                    self.extends = true;
-                    hold.max(span(self.gap.max(self.hi)))
-                } else if streak == 1 {
-                    rules.base_cooldown
-                } else {
-                    hold
-                }
-            }
-        };
-        let hold = hold.min(cap);
+        let promised = asked.map(|asked| now.after(asked));
+        let hopeful = if self.judged || self.only_soft { now } else { self.judge(promised, rules) };
+        let hold = self.next_hold(asked, soft, hopeful.since(now), rules).min(cap);
         self.hold = ms(hold);
         self.hinted = asked.is_some();
         self.hold_for(now, hold, rules);
         true
+    }
+
+    /// How long the host is left alone after a refusal. `hopeful` is the shortest that may do, going by a known gap.
+    fn next_hold(&mut self, asked: Option<Duration>, soft: bool, hopeful: Duration, rules: &Rules) -> Duration {
+        let base = rules.base_cooldown;
+        let ladder = escalate(base, self.streak.into());
+        let doubled = span(self.hold).saturating_mul(2).max(ladder);
+        let whole_gap = span(self.gap.max(self.hi));
+        match (asked.map(|asked| self.guarded(asked)), self.streak) {
+            (Some(asked), 1) => asked,
+            // The last hint was too short: by a little, or for good?
+            (asked, 2) if self.hinted => asked.unwrap_or_default().max(ladder),
+            (Some(asked), _) => asked.max(doubled),
+            (None, 1) if self.gap == 0 || soft => base,
+            (None, 1) if self.extends => whole_gap.max(base),
+            (None, 1) => {
+                self.early = true;
+                hopeful.max(base)
+            }
+            (None, 2) if self.early => {
+                self.extends = true;
+                doubled.max(whole_gap)
+            }
+            (None, _) => doubled,
+        }
     }
 
     /// A burst at the floor's pace is over before the gap is, so that the gap is what keeps the next one waiting.
@@ -280,6 +282,8 @@ impl Learned {
         self.hi = 0;
         anchor.after(if in_burst { span(self.gap) } else { span(self.gap.saturating_add(self.gap / 8)) })
     }
+
+    // --- successes ------------------------------------------------------------------------------------------------
 
     /// A request succeeded.
     pub(crate) fn succeeded(&mut self, ticket: Option<Ticket>, rules: &Rules) {
@@ -333,15 +337,8 @@ impl Learned {
             let waited = at.min(self.hold_until).since(last_ok.max(self.run_sent));
             self.learn(cycle, waited, was_burst, rules);
         }
-        if self.hi == 0 {
-            self.hi = self.gap;
-        }
-        self.lo = self.lo.min(self.hi);
+        self.end_streak();
         self.gap = if self.is_unseen() { self.hi.min(ms(rules.spacing).max(1)) } else { self.hi };
-        self.streak = 0;
-        self.judged = false;
-        self.early = false;
-        self.hinted = false;
         self.run_sent = at;
         self.burst_sent = at;
         self.run = 1;
@@ -430,8 +427,11 @@ impl Learned {
         }
     }
 
+    // --- other news -----------------------------------------------------------------------------------------------
+
     /// Nothing is left of the server's quota until its reset: holds the host, and counts nothing.
     pub(crate) fn used_up(&mut self, now: Time, reset: Duration, rules: &Rules) {
+        self.quota_left = false;
         let until = now.after(self.guarded(reset).min(rules.max_cooldown));
         if until > self.hold_until {
             self.hold_until = until;
@@ -442,6 +442,7 @@ impl Learned {
     /// A success said that something is left of the server's quota: it says by itself when to stop, unless it has
     /// refused while something was left.
     pub(crate) fn is_paced_by_the_server(&mut self) {
+        self.quota_left = true;
         if !self.quota_lies {
             self.forget_gap();
         }
@@ -458,12 +459,26 @@ impl Learned {
         (self.gap, self.hi, self.lo, self.burst) = (0, 0, 0, 0);
     }
 
-    /// A streak lives until the host is cold.
+    /// A streak lives as long as the host is warm; a gap outlives it.
     fn forget_if_cold(&mut self, now: Time) {
         if self.streak > 0 && self.is_cold(now) {
             let Self { short_hints, quota_lies, .. } = *self;
             *self = Self { short_hints, quota_lies, ..Self::begin(now, 0) };
+        } else if self.streak > 0 && self.gap > 0 && now >= self.warm_until.max(self.hold_until) {
+            self.end_streak();
+            (self.hold, self.run) = (0, 0);
         }
+    }
+
+    fn end_streak(&mut self) {
+        if self.hi == 0 {
+            self.hi = self.gap;
+        }
+        self.lo = self.lo.min(self.hi);
+        self.streak = 0;
+        self.judged = false;
+        self.early = false;
+        self.hinted = false;
     }
 
     fn hold_for(&mut self, now: Time, hold: Duration, rules: &Rules) {

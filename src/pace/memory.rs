@@ -47,6 +47,7 @@ struct Lesson {
     extends: bool,
     hinted: bool,
     short_hints: bool,
+    quota_left: bool,
     quota_lies: bool,
 }
 
@@ -123,6 +124,7 @@ fn learned_memory(pace: &Learned, now: Time) -> Memory {
         extends: pace.extends,
         hinted: pace.hinted,
         short_hints: pace.short_hints,
+        quota_left: pace.quota_left,
         quota_lies: pace.quota_lies,
     };
     Memory {
@@ -205,7 +207,7 @@ fn reactive(memory: &Memory, then: Then, rules: &Rules) -> Reactive {
 fn learned(memory: &Memory, then: Then, rules: &Rules) -> Learned {
     let Common { hold_until, spaced_until, warm_until, streak } = common(memory, then, rules);
     let wide = |n: u64| u16::try_from(n).unwrap_or(u16::MAX);
-    let streak = wide(streak.into());
+    let streak = u8::try_from(streak).unwrap_or(u8::MAX);
     let last_throttle = then.past(memory.last_throttle_ms);
     let Some(lesson) = &memory.learned else {
         return Learned { hold_until, spaced_until, warm_until, last_throttle, streak, ..Learned::begin(then.now, 0) };
@@ -251,6 +253,7 @@ fn learned(memory: &Memory, then: Then, rules: &Rules) -> Learned {
         extends: lesson.extends,
         hinted: lesson.hinted,
         short_hints: lesson.short_hints,
+        quota_left: lesson.quota_left,
         quota_lies: lesson.quota_lies,
     }
 }

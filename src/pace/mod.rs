@@ -73,6 +73,8 @@ pub(crate) struct Refusal {
     pub(crate) again: bool,
     /// Its headers said that something was left of the quota.
     pub(crate) within_quota: bool,
+    /// Its headers said that nothing was.
+    pub(crate) used_up: bool,
 }
 
 /// A recorded send, to be handed back with its outcome. A request without one was sent before anything was recorded of

@@ -12,7 +12,7 @@ const RULES: Rules = Rules {
     spacing: Duration::from_secs(1),
     warm_for: Duration::from_secs(120),
 };
-const HEADERLESS: Refusal = Refusal { hint: None, soft: false, again: false, within_quota: false };
+const HEADERLESS: Refusal = Refusal { hint: None, soft: false, again: false, within_quota: false, used_up: false };
 
 fn secs(seconds: u64) -> Duration {
     Duration::from_secs(seconds)
@@ -23,7 +23,7 @@ fn at(seconds: u64) -> Time {
 }
 
 fn asked(seconds: u64) -> Refusal {
-    Refusal { hint: Some(secs(seconds)), soft: false, again: false, within_quota: false }
+    Refusal { hint: Some(secs(seconds)), soft: false, again: false, within_quota: false, used_up: false }
 }
 
 #[test]
@@ -126,7 +126,7 @@ fn a_soft_refusal_never_holds_longer_than_a_minute() {
     let mut pace = Reactive::default();
     let mut now = at(0);
     for _ in 0..12 {
-        pace.throttled(now, Some(now), Refusal { hint: None, soft: true, again: false, within_quota: false }, &rules);
+        pace.throttled(now, Some(now), Refusal { hint: None, soft: true, again: false, within_quota: false, used_up: false }, &rules);
         assert!(pace.ready().since(now) <= secs(60));
         now = pace.ready();
     }
@@ -183,7 +183,7 @@ proptest! {
             let before = pace.clone();
             match event {
                 Event::Throttled { sent, hint, soft } => {
-                    let new_event = pace.throttled(now, sent.map(Time), Refusal { hint, soft, again: false, within_quota: false }, &rules);
+                    let new_event = pace.throttled(now, sent.map(Time), Refusal { hint, soft, again: false, within_quota: false, used_up: false }, &rules);
                     if before.is_cold(now) {
                         prop_assert!(new_event && pace.streak() == 1);
                     } else {

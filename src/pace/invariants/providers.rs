@@ -116,7 +116,7 @@ impl Provider {
         };
         // A hint that names no future instant is none, and a 403 with one is not soft.
         let hint = hint.filter(|hint| !hint.is_zero());
-        Refusal { hint, soft: self.forbids && hint.is_none(), again: false, within_quota: false }
+        Refusal { hint, soft: self.forbids && hint.is_none(), again: false, within_quota: false, used_up: false }
     }
 }
 

@@ -14,7 +14,7 @@ const RULES: Rules = Rules {
     spacing: Duration::from_secs(1),
     warm_for: Duration::from_secs(120),
 };
-const HEADERLESS: Refusal = Refusal { hint: None, soft: false, again: false, within_quota: false };
+const HEADERLESS: Refusal = Refusal { hint: None, soft: false, again: false, within_quota: false, used_up: false };
 const FORBIDDEN: Refusal = Refusal { soft: true, ..HEADERLESS };
 /// When these tests begin.
 const START: Time = Time(1_000_000_000_000_000);

@@ -58,7 +58,7 @@ fn any_visit() -> impl Strategy<Value = Visit> {
     let millis = |most: u64| (0..most).prop_map(Duration::from_millis);
     let refusal = (prop::option::of(millis(100_000)), any::<[bool; 3]>()).prop_map(|(hint, flags)| {
         let [soft, again, within_quota] = flags;
-        Answer::Refusal(Refusal { hint, soft: soft && hint.is_none(), again, within_quota })
+        Answer::Refusal(Refusal { hint, soft: soft && hint.is_none(), again, within_quota, used_up: false })
     });
     let answer = prop_oneof![
         8 => Just(Answer::Success),
@@ -215,12 +215,12 @@ fn any_number() -> impl Strategy<Value = u64> {
 
 fn any_memory() -> impl Strategy<Value = Memory> {
     let moments = [any_moment(), any_moment(), any_moment(), any_moment()];
-    let lesson = ([any_moment(), any_moment(), any_moment()], vec(any_number(), 12), any::<[bool; 8]>());
+    let lesson = ([any_moment(), any_moment(), any_moment()], vec(any_number(), 12), any::<[bool; 9]>());
     (moments, any_number(), prop::option::of(lesson)).prop_map(|(moments, streak, lesson)| {
         let [hold_until_ms, spaced_until_ms, warm_until_ms, last_throttle_ms] = moments;
         let learned = lesson.map(|(moments, numbers, flags)| {
             let [burst_sent_ms, last_ok_ms, run_sent_ms] = moments;
-            let [only_soft, was_warm, judged, early, extends, hinted, short_hints, quota_lies] = flags;
+            let [only_soft, was_warm, judged, early, extends, hinted, short_hints, quota_left, quota_lies] = flags;
             Lesson {
                 burst_sent_ms,
                 last_ok_ms,
@@ -244,6 +244,7 @@ fn any_memory() -> impl Strategy<Value = Memory> {
                 extends,
                 hinted,
                 short_hints,
+                quota_left,
                 quota_lies,
             }
         });

@@ -62,3 +62,36 @@ fn a_bucket_of_tokens_is_not_taken_for_a_window() {
     assert!(good >= secs(8) && good <= secs(12), "{good:?}");
     assert!(refusals(&sends) <= 200 / 5, "{}", refusals(&sends));
 }
+
+/// A host of whose requests before its first refusal nobody has kept a record, served again a good minute later.
+fn unseen() -> Host {
+    let mut host = Host::new();
+    host.pace.throttled(host.now, None, HEADERLESS, &RULES);
+    for _ in 0..4 {
+        host.refused(HEADERLESS);
+    }
+    assert_eq!((host.served(), host.pace.bracket().1), (secs(62), secs(62)));
+    host
+}
+
+#[test]
+fn what_nobody_has_recorded_may_have_been_a_burst() {
+    let mut host = unseen();
+    assert_eq!(host.served(), secs(63), "one send at the floor's pace will tell");
+    assert_eq!((host.pace.gap(), host.pace.bracket()), (secs(0), (secs(0), secs(0))));
+    // The next streak is seen from its beginning.
+    host.play(3, |_| true);
+    for _ in 0..6 {
+        host.refused(HEADERLESS);
+    }
+    host.served();
+    assert_eq!(host.pace.burst, 5);
+}
+
+#[test]
+fn a_gap_of_which_nobody_has_seen_the_beginning_is_believed_when_the_next_send_is_refused() {
+    let mut host = unseen();
+    assert_eq!(host.refused(HEADERLESS), secs(63));
+    assert_eq!(host.served(), secs(62 + 62));
+    assert_eq!((host.pace.burst, host.pace.gap()), (1, secs(62)));
+}
