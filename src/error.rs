@@ -67,7 +67,7 @@ pub(crate) struct LastRefusal {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Reason {
-    /// The host refused requests, and its cooldown outlasts the budget.
+    /// The host refused requests, has nothing left of its quota, or was penalized, and its cooldown outlasts the budget.
     Cooldown,
     /// Sends have to be some time apart (the host is warm, has been found to want it, or has a
     /// [delay](crate::HostGateLayer::min_delay) set for it), and so do not reach this request within the budget.

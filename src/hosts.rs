@@ -55,14 +55,14 @@ pub struct HostSnapshot {
     pub in_flight: usize,
     /// Requests waiting.
     pub queued: usize,
-    /// No send before the end of this, because the host refused.
+    /// No send before the end of this, because the host refused, said that nothing is left of its quota, or was penalized.
     pub cooldown: Duration,
-    /// No send before the end of this: the longer of cooldown and spacing.
+    /// No send before the end of this: the longest of cooldown, spacing, learned gap, delay and quota, and jitter.
     pub next_send: Duration,
     /// What keeps a new request from going now; `None` when nothing does. [`Reason::InFlight`] for whatever is between it
     /// and a permit: requests in flight, about to be sent, or waiting already.
     pub reason: Option<Reason>,
-    /// Sends are spaced until the end of this.
+    /// Sends are spaced until the end of this, at least; a learned spacing outlives it.
     pub warm: Duration,
     /// The learned spacing, on average; reactive pacing learns none.
     pub gap: Duration,
@@ -158,7 +158,8 @@ impl Hosts {
     /// * A host that is known already keeps what is known; only its cooldown may be lengthened.
     /// * No cooldown and no learnt spacing gets longer than [`max_cooldown`](crate::HostGateLayer::max_cooldown), no
     ///   warmth longer than [`warm_for`](crate::HostGateLayer::warm_for) behind its cooldown.
-    /// * At most [`max_hosts`](crate::HostGateLayer::max_hosts) are taken, those used last. A text that is no key of this
+    /// * At most [`max_hosts`](crate::HostGateLayer::max_hosts) are taken, the first in the state's order, in which
+    ///   [`export`](Self::export) puts those used last first. A text that is no key of this
     ///   gate's [`Keying`] is passed over; so is a key of your own with characters that had to be escaped.
     /// * [`Pacing::Reactive`](crate::Pacing::Reactive) takes cooldowns, warmth and streaks alone.
     /// * A [disabled](crate::HostGateLayer::disabled) gate takes it and heeds it as little as anything, so that the next

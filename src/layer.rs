@@ -125,7 +125,7 @@ impl HostGateLayer {
     }
 
     /// The budget of one request for queue and pacing together. A request that cannot be admitted within it is shed, at
-    /// once where that is certain. Default 60 s; zero never waits. [`MaxWait`](crate::MaxWait) overrides it per request.
+    /// once where it is certain when it comes or when the host refuses another one. Default 60 s; zero never waits. [`MaxWait`](crate::MaxWait) overrides it per request.
     pub fn max_wait(self, budget: Duration) -> Self {
         self.set(|config| config.max_wait = budget)
     }
@@ -157,8 +157,8 @@ impl HostGateLayer {
     /// At most `sends` to one host in any interval of this width: a true rolling window, so no burst at the seam of two
     /// windows. Default off; zero of either is off. Costs 8 bytes for each send in the window.
     ///
-    /// Like every estimate, the one by which a request is shed at once is of the worst case: each wait at its most
-    /// (jitter), nothing going together that need not (`min_delay` from completion at a concurrency above one).
+    /// Whether a request is shed at once is decided by the worst case, which may be several times too long for a
+    /// `min_delay` from completion at a concurrency above one, and for jitter.
     pub fn quota(self, sends: u32, window: Duration) -> Self {
         self.set(|config| config.bounds.quota = (sends, window))
     }

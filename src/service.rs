@@ -26,7 +26,7 @@ use crate::gate::{Gate, Permit, Terms, Waiter};
 /// # Cancel safety
 ///
 /// Dropping the future or the response body at any moment leaves nothing behind: no permit, no booking, no place in the
-/// queue. A future that is never polled holds no place in the queue, but it may hold a permit until it is dropped: at a
+/// queue. A request that was handed to the inner service counts as sent, even if its future is never polled. A future that is never polled holds no place in the queue, but it may hold a permit until it is dropped: at a
 /// concurrency of one, and at any on a host that has refused lately, that keeps the host waiting.
 ///
 /// # Examples

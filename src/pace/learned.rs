@@ -17,6 +17,8 @@ const SMALLEST: u32 = 20;
 const BUSY: Duration = Duration::from_secs(60);
 /// So many successes in a row make a lone refusal noise.
 const QUIET: u16 = 8;
+/// A gap longer than this, in milliseconds, is taken for an outage at first.
+const OUTAGE: u32 = 130_000;
 /// A streak of headerless 403s no longer than this may be a chance meeting of URLs that are forbidden.
 const CHANCE: u8 = 2;
 /// Successes at a tight gap before it is tried again; doubles with every probe that fails.
@@ -197,7 +199,7 @@ impl Learned {
         let sent = ticket.map_or(now, |ticket| ticket.at);
         let right_after = sent >= self.hold_until && sent.since(self.hold_until) < GUARD;
         self.short_hints |= self.hinted && right_after;
-        self.quota_lies |= !soft && (refusal.within_quota || (self.quota_left && !refusal.used_up));
+        self.quota_lies |= refusal.within_quota || (self.quota_left && !soft && !refusal.used_up);
         self.last_throttle = now;
         if soft && refusal.again {
             // Once more the URL's, not ours; unless others fare no better.
@@ -264,23 +266,50 @@ impl Learned {
 
     /// What a streak says about the gap. Gives back when the next success may be hoped for.
     fn judge(&mut self, promised: Option<Time>, rules: &Rules) -> Time {
-        let anchor = self.anchor();
         self.judged = true;
+        if self.is_on_trial() {
+            return self.judge_trial();
+        }
+        let anchor = self.anchor();
         let in_burst = self.is_in_burst(rules);
         if 0 < self.gap && self.gap < self.hi && !in_burst {
             let known = promised.map_or(0, |promised| ms(promised.since(anchor)));
             self.lo = self.lo.max(self.gap).max(known).min(self.hi);
             self.gap = self.hi;
-            if self.evidence > 0 {
-                self.patience = self.patience.saturating_mul(2).clamp(PATIENCE, MAX_PATIENCE);
-            }
-            self.evidence = self.evidence.max(1);
+            self.patience = self.patience.saturating_mul(2).clamp(PATIENCE, MAX_PATIENCE);
             self.need = self.evidence;
             self.since = 0;
             return anchor.after(span(self.hi));
         }
         self.hi = 0;
         anchor.after(if in_burst { span(self.gap) } else { span(self.gap.saturating_add(self.gap / 8)) })
+    }
+
+    /// A first lesson is on trial while the host is asked at the floor's pace all the same: what looked like a limit may have
+    /// been an outage, and what was served before the first refusal may not have been recorded.
+    fn is_on_trial(&self) -> bool {
+        self.gap > 0 && self.evidence == 0
+    }
+
+    /// Refused again: it is a limit. Gives back when the next success may be hoped for.
+    fn judge_trial(&mut self) -> Time {
+        let expected = u16::from(self.need);
+        self.since = 0;
+        self.need = 1;
+        self.evidence = 1;
+        if expected == 1 {
+            self.gap = self.hi;
+            self.last_ok.max(self.run_sent).after(span(self.hi))
+        } else if self.run >= expected {
+            self.gap = self.hi;
+            self.burst = self.run;
+            self.run_sent.after(span(self.hi))
+        } else {
+            // Served fewer than before: no window, but tokens that had been saved up.
+            let hopeful = self.run_sent.after(span(self.hi));
+            (self.burst, self.hi) = (expected, 0);
+            hopeful
+        }
     }
 
     // --- successes ------------------------------------------------------------------------------------------------
@@ -338,7 +367,7 @@ impl Learned {
             self.learn(cycle, waited, was_burst, rules);
         }
         self.end_streak();
-        self.gap = if self.is_unseen() { self.hi.min(ms(rules.spacing).max(1)) } else { self.hi };
+        self.gap = if self.hi > 0 && self.evidence == 0 { self.hi.min(ms(rules.spacing).max(1)) } else { self.hi };
         self.run_sent = at;
         self.burst_sent = at;
         self.run = 1;
@@ -353,13 +382,21 @@ impl Learned {
         if was_burst && (is_told || self.burst > 1) {
             // A firewall's ban outlasts its window by far, so that nothing shorter is known to be too short.
             let lo = if self.only_soft { 0 } else { self.tried };
-            self.relearn(run, 1, lo, ms(cycle).clamp(1, cap));
+            let hi = ms(cycle).clamp(1, cap);
+            if self.gap > 0 || self.only_soft {
+                self.relearn(run, 1, lo, hi);
+            } else {
+                self.relearn(1, 0, lo, hi);
+                self.need = u8::try_from(run).unwrap_or(u8::MAX);
+            }
         } else if self.burst > 1 {
             // No burst after all, but tokens saved up.
             self.relearn(1, self.burst, 0, ms((cycle / run.into()).min(waited)).clamp(1, cap));
         } else if self.gap == 0 {
             let lo = if run == 1 && !self.only_soft { self.tried } else { 0 };
-            self.relearn(1, self.run, lo, ms((cycle / run.into()).min(waited)).clamp(1, cap));
+            let hi = ms((cycle / run.into()).min(waited)).clamp(1, cap);
+            let evidence = if self.run == 1 && hi > OUTAGE { 0 } else { self.run };
+            self.relearn(1, evidence, lo, hi);
         } else if self.streak >= 2 {
             // Two in a row may be chance where little is kept apart; the third is not.
             let most = self.gap.max(ms(rules.spacing)).saturating_mul(4);
@@ -390,17 +427,11 @@ impl Learned {
         self.patience = PATIENCE;
     }
 
-    /// What was served before the first refusal nobody has recorded: it may have been a burst. One send at the floor's pace
-    /// will tell, before the gap is believed.
-    fn is_unseen(&self) -> bool {
-        self.gap == 0 && self.hi > 0 && self.evidence == 0
-    }
-
     /// Enough successes at this gap: try a smaller one, or be content.
     fn step(&mut self) {
         self.since = 0;
-        if self.evidence == 0 {
-            // There is more to a gap than one send: the next streak will be seen from its beginning.
+        if self.is_on_trial() {
+            // More than the limit would have let through: there is none, or another one, which the next streak will show.
             self.forget_gap();
             return;
         }
@@ -464,7 +495,8 @@ impl Learned {
         if self.streak > 0 && self.is_cold(now) {
             let Self { short_hints, quota_lies, .. } = *self;
             *self = Self { short_hints, quota_lies, ..Self::begin(now, 0) };
-        } else if self.streak > 0 && self.gap > 0 && now >= self.warm_until.max(self.hold_until) {
+        } else if self.streak > 0 && self.gap > 0 && now >= self.warm_until.max(self.hold_until).max(self.spaced_until)
+        {
             self.end_streak();
             (self.hold, self.run) = (0, 0);
         }

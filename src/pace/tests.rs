@@ -126,7 +126,12 @@ fn a_soft_refusal_never_holds_longer_than_a_minute() {
     let mut pace = Reactive::default();
     let mut now = at(0);
     for _ in 0..12 {
-        pace.throttled(now, Some(now), Refusal { hint: None, soft: true, again: false, within_quota: false, used_up: false }, &rules);
+        pace.throttled(
+            now,
+            Some(now),
+            Refusal { hint: None, soft: true, again: false, within_quota: false, used_up: false },
+            &rules,
+        );
         assert!(pace.ready().since(now) <= secs(60));
         now = pace.ready();
     }

@@ -209,7 +209,7 @@ async fn s10_a_quota_record_counts_until_it_has_left_the_window() {
 
 #[tokio::test(start_paused = true)]
 async fn s10_a_learnt_spacing_is_kept_while_it_keeps_the_next_request() {
-    let script = Script::list([Reply::status(429).header("retry-after", "200").after(secs(1)), Reply::ok()]);
+    let script = Script::list([Reply::status(429).header("retry-after", "120").after(secs(1)), Reply::ok()]);
     let layer = HostGateLayer::new().max_hosts(0).warm_for(secs(10)).max_wait(secs(600));
     let gated = layer.layer(script.clone());
     tokio::join!(ask(&gated, "feeds.example"), ask(&gated, "feeds.example"));

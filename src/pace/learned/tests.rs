@@ -51,7 +51,7 @@ impl Host {
     /// A gap of a minute for bursts of this many, found by the ladder.
     fn with_burst(size: usize) -> Self {
         let mut host = Self::new();
-        host.play(size + 1, limit(size, secs(60)));
+        host.play(2 * size + 1, limit(size, secs(60)));
         host
     }
 
@@ -452,6 +452,38 @@ fn a_host_that_has_refused_with_something_left_does() {
     host.served();
     host.pace.is_paced_by_the_server();
     assert_eq!(host.pace.gap(), secs(30));
+}
+
+/// As a front server's error page, which has none of the application's headers, or a 403 that has them.
+#[test]
+fn so_does_one_whose_last_word_was_that_something_is_left() {
+    for refusal in [HEADERLESS, Refusal { within_quota: true, ..FORBIDDEN }] {
+        let mut host = Host::new();
+        host.served();
+        host.pace.is_paced_by_the_server();
+        host.refused(refusal);
+        host.served();
+        assert!(host.pace.quota_lies, "{refusal:?}");
+    }
+    for refusal in [FORBIDDEN, Refusal { used_up: true, ..asked(30) }] {
+        let mut host = Host::new();
+        host.served();
+        host.pace.is_paced_by_the_server();
+        host.refused(refusal);
+        assert!(!host.pace.quota_lies, "{refusal:?}");
+    }
+}
+
+#[test]
+fn a_streak_ends_with_the_warmth_and_the_gap_does_not() {
+    let mut host = Host::with_gap(30);
+    for _ in 0..4 {
+        host.refused(HEADERLESS);
+    }
+    host.later(secs(24 * 3600));
+    host.refused(HEADERLESS);
+    assert_eq!(host.pace.streak(), 1);
+    assert!(host.held() <= secs(30) && host.pace.gap() >= secs(30), "{:?}", host.held());
 }
 
 #[test]

@@ -8,11 +8,27 @@ fn a_burst_is_found_and_repeated() {
     let mut serves = limit(5, secs(60));
     let sends = host.play(6, &mut serves);
     assert_eq!(sends[5..].iter().map(|send| send.0).collect::<Vec<_>>(), [0, 2, 6, 14, 30, 62].map(secs));
-    assert_eq!((host.pace.burst, host.pace.gap()), (5, secs(62) / 5), "on average");
 
+    // It may have been an outage: the host is asked at the pace of a warm one until it refuses again.
     let sends = host.play(6, &mut serves);
-    // The rest of this burst at the pace of a warm host, and then the next one.
-    assert_eq!(sends.iter().map(|send| send.0).collect::<Vec<_>>(), [63, 64, 65, 66, 124, 125].map(secs));
+    assert_eq!(sends.iter().map(|send| send.0).collect::<Vec<_>>(), [63, 64, 65, 66, 67, 124, 125].map(secs));
+    assert_eq!(refusals(&sends), 1);
+    assert_eq!((host.pace.burst, host.pace.gap()), (5, secs(62) / 5), "on average");
+}
+
+#[test]
+fn an_outage_is_not_taken_for_a_limit() {
+    for served in [1, 5] {
+        let mut host = Host::new();
+        host.play(served, |_| true);
+        for _ in 0..7 {
+            host.refused(HEADERLESS);
+        }
+        let begun = host.served();
+        host.play(served + 10, |_| true);
+        assert!(host.at() - begun <= secs(served as u64 + 10), "{served}: {:?}", host.at() - begun);
+        assert_eq!(host.pace.gap(), secs(0));
+    }
 }
 
 #[test]
@@ -84,6 +100,9 @@ fn what_nobody_has_recorded_may_have_been_a_burst() {
     for _ in 0..6 {
         host.refused(HEADERLESS);
     }
+    host.served();
+    host.play(4, |_| true);
+    host.refused(HEADERLESS);
     host.served();
     assert_eq!(host.pace.burst, 5);
 }
