@@ -15,7 +15,19 @@ pub(crate) fn load(file: &Path, hosts: &Hosts) {
         Ok(state) => hosts.import(state),
         // The first run.
         Err(error) if error.kind() == ErrorKind::NotFound => {}
-        Err(error) => eprintln!("warning: beginning without {}: {error}", file.display()),
+        Err(error) => {
+            eprintln!("warning: beginning without {}: {error}", file.display());
+            put_aside(file);
+        }
+    }
+}
+
+/// What could not be read may be something else altogether: it is not to be overwritten.
+fn put_aside(file: &Path) {
+    let mut aside = file.as_os_str().to_owned();
+    aside.push(".unread");
+    if file.is_file() && std::fs::rename(file, &aside).is_ok() {
+        eprintln!("warning: it is now {}", Path::new(&aside).display());
     }
 }
 
