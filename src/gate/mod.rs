@@ -82,8 +82,8 @@ pub(crate) struct Refused<'a> {
     pub(crate) status: StatusCode,
     pub(crate) hint: Option<Duration>,
     pub(crate) soft: bool,
-    /// The same request has been refused softly before.
-    pub(crate) again: bool,
+    /// The quota that it states.
+    pub(crate) quota: Option<Quota>,
     pub(crate) headers: &'a HeaderMap,
     pub(crate) label: Option<&'static str>,
 }
@@ -216,8 +216,9 @@ impl Gate {
         refused: &Refused<'_>,
         waited: Duration,
     ) -> Throttled {
-        let Refused { hint, soft, again, .. } = *refused;
-        let left = self.quota(refused.headers).map(|quota| quota.remaining);
+        let Refused { hint, soft, quota, .. } = *refused;
+        let again = ticket.is_some_and(|ticket| ticket.again);
+        let left = quota.map(|quota| quota.remaining);
         let (within_quota, used_up) = (left.is_some_and(|left| left > 0), left == Some(0));
         let raw_hint = verdict::raw(refused.headers);
         let refusal = Refusal { hint, soft, again, within_quota, used_up };

@@ -152,7 +152,7 @@ impl Permit {
         headers: &HeaderMap,
         quota: Option<Quota>,
     ) -> Option<Throttled> {
-        let Story { ticket, waited, softly_refused, label } = self.story();
+        let Story { ticket, waited, label, .. } = self.story();
         let key = elsewhere.cloned().or_else(|| self.key())?;
         match outcome {
             Outcome::Neutral | Outcome::Success => {
@@ -166,7 +166,7 @@ impl Permit {
                 None
             }
             Outcome::Throttled { hint, soft } => {
-                let refused = Refused { status, hint, soft, again: softly_refused, headers, label };
+                let refused = Refused { status, hint, soft, quota, headers, label };
                 let throttled = self.gate.throttled(&key, ticket, &refused, waited);
                 Some(Throttled { elsewhere: elsewhere.is_some(), ..throttled })
             }

@@ -102,7 +102,7 @@ impl<B: Clone, ResB, E> Policy<Request<B>, Response<ResB>, E> for InFlightRetry 
             let ticket =
                 request.extensions().get::<SentAt>().filter(|mark| mark.gate == self.gate.id()).map(|mark| mark.ticket);
             let label = request.extensions().get().map(|Label(label)| *label);
-            let refused = Refused { status, hint, soft, again: false, headers, label };
+            let refused = Refused { status, hint, soft, quota: self.gate.quota(headers), headers, label };
             self.gate.throttled(&key, ticket, &refused, Duration::ZERO);
         }
         let delay = wait.unwrap_or(self.base_delay).min(self.max_delay);

@@ -1,5 +1,7 @@
 //! What a response says about its host. Pure: a response head in, an [`Outcome`] out.
 
+#[cfg(test)]
+mod mutated;
 #[cfg(feature = "ratelimit-headers")]
 mod rate_limit;
 mod retry_after;

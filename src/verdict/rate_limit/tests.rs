@@ -492,23 +492,9 @@ const VALUES: [&str; 14] = [
     "limit=100, remaining=0, reset=30",
 ];
 
-/// A valid value with some bytes put in, taken out and replaced.
 fn mutated() -> impl Strategy<Value = Vec<u8>> {
     let byte = prop_oneof![0x20..=0x7e_u8, 0x80..=0xff_u8, prop::sample::select(b" ,-.=;\":()@%?rt019".to_vec())];
-    let edit = (any::<prop::sample::Index>(), 0..3_u8, byte);
-    (prop::sample::select(VALUES.to_vec()), prop::collection::vec(edit, 0..5)).prop_map(|(value, edits)| {
-        let mut bytes = value.as_bytes().to_vec();
-        for (index, edit, byte) in edits {
-            // One past the end too, where only an insertion does anything.
-            let at = index.index(bytes.len() + 1);
-            match edit {
-                0 => bytes.insert(at, byte),
-                1 => bytes.iter_mut().skip(at).take(1).for_each(|old| *old = byte),
-                _ => drop(bytes.splice(at..bytes.len().min(at + 1), [])),
-            }
-        }
-        bytes
-    })
+    super::super::mutated::mutated(&VALUES, byte, 5)
 }
 
 fn any_value() -> impl Strategy<Value = Vec<u8>> {
