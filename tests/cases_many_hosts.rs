@@ -137,6 +137,26 @@ fn there_are_never_two_slots_for_one_key() {
     assert!(layer.hosts().snapshot().is_empty());
 }
 
+#[tokio::test(start_paused = true)]
+async fn m06_eight_waiting_fetches_of_a_cooled_host_do_not_delay_a_hundred_of_another() {
+    let layer = HostGateLayer::new().max_wait(secs(600));
+    layer.hosts().penalize("a.example:80", secs(60));
+    let gated = layer.layer(Script::always(Reply::ok()));
+    let begun = Instant::now();
+    let fetch = |uri: &'static str| tokio::spawn(gated.clone().oneshot(get(uri)));
+    let waiting: Vec<_> = (0..8).map(|_| fetch("http://a.example/")).collect();
+    let others: Vec<_> = (0..100).map(|_| fetch("http://b.example/")).collect();
+    for other in others {
+        other.await.unwrap().unwrap();
+    }
+    assert_eq!(begun.elapsed(), secs(0));
+    assert_eq!(layer.hosts().get("a.example:80").unwrap().queued, 8);
+    for fetch in waiting {
+        fetch.await.unwrap().unwrap();
+    }
+    assert!(begun.elapsed() >= secs(60));
+}
+
 // The recipe: a worker does not wait in the place of others. What cannot go now goes back to the end of the list.
 #[tokio::test(start_paused = true)]
 async fn m06_a_held_host_does_not_keep_the_others_of_a_list_waiting() {
