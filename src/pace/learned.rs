@@ -391,10 +391,10 @@ impl Learned {
             }
         } else if self.burst > 1 {
             // No burst after all, but tokens saved up.
-            self.relearn(1, self.burst, 0, ms((cycle / run.into()).min(waited)).clamp(1, cap));
+            self.relearn(1, self.burst, 0, ms((cycle / u32::from(run)).min(waited)).clamp(1, cap));
         } else if self.gap == 0 {
             let lo = if run == 1 && !self.only_soft { self.tried } else { 0 };
-            let hi = ms((cycle / run.into()).min(waited)).clamp(1, cap);
+            let hi = ms((cycle / u32::from(run)).min(waited)).clamp(1, cap);
             let evidence = if self.run == 1 && hi > OUTAGE { 0 } else { self.run };
             self.relearn(1, evidence, lo, hi);
         } else if self.streak >= 2 {

@@ -13,46 +13,46 @@ use super::{Learned, Pace, Pacing, Reactive, Rules, Time};
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default))]
 pub(crate) struct Memory {
-    hold_until_ms: Moment,
-    spaced_until_ms: Moment,
-    warm_until_ms: Moment,
-    last_throttle_ms: Moment,
-    streak: u64,
+    pub(super) hold_until_ms: Moment,
+    pub(super) spaced_until_ms: Moment,
+    pub(super) warm_until_ms: Moment,
+    pub(super) last_throttle_ms: Moment,
+    pub(super) streak: u64,
     /// What learned pacing knows beyond that.
-    learned: Option<Lesson>,
+    pub(super) learned: Option<Lesson>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default))]
-struct Lesson {
-    burst_sent_ms: Moment,
-    last_ok_ms: Moment,
-    run_sent_ms: Moment,
-    hold_ms: u64,
-    gap_ms: u64,
-    hi_ms: u64,
-    lo_ms: u64,
-    tried_ms: u64,
-    run: u64,
-    since: u64,
-    need: u64,
-    patience: u64,
-    evidence: u64,
-    burst: u64,
-    out: u64,
-    only_soft: bool,
-    was_warm: bool,
-    judged: bool,
-    early: bool,
-    extends: bool,
-    hinted: bool,
-    short_hints: bool,
-    quota_left: bool,
-    quota_lies: bool,
+pub(super) struct Lesson {
+    pub(super) burst_sent_ms: Moment,
+    pub(super) last_ok_ms: Moment,
+    pub(super) run_sent_ms: Moment,
+    pub(super) hold_ms: u64,
+    pub(super) gap_ms: u64,
+    pub(super) hi_ms: u64,
+    pub(super) lo_ms: u64,
+    pub(super) tried_ms: u64,
+    pub(super) run: u64,
+    pub(super) since: u64,
+    pub(super) need: u64,
+    pub(super) patience: u64,
+    pub(super) evidence: u64,
+    pub(super) burst: u64,
+    pub(super) out: u64,
+    pub(super) only_soft: bool,
+    pub(super) was_warm: bool,
+    pub(super) judged: bool,
+    pub(super) early: bool,
+    pub(super) extends: bool,
+    pub(super) hinted: bool,
+    pub(super) short_hints: bool,
+    pub(super) quota_left: bool,
+    pub(super) quota_lies: bool,
 }
 
 /// Milliseconds from the moment of taking; `None` is never.
-type Moment = Option<i64>;
+pub(super) type Moment = Option<i64>;
 
 impl Pace {
     /// The last send that was recorded, as far as the pace remembers it.
@@ -240,7 +240,7 @@ fn learned(memory: &Memory, then: Then, rules: &Rules) -> Learned {
         run: wide(lesson.run),
         since: counted(lesson.since, 0, u8::MAX.into()),
         // With zero it would begin with a probe.
-        need: counted(lesson.need, 1, MAX_PATIENCE.into()),
+        need: counted(lesson.need, 1, u8::MAX.into()),
         patience: counted(lesson.patience, PATIENCE.into(), MAX_PATIENCE.into()),
         evidence: counted(lesson.evidence, 0, MAX_EVIDENCE.into()),
         // A gap without a burst is a burst of one, and a burst without a gap is none.

@@ -11,6 +11,8 @@ mod learned;
 mod memory;
 mod proactive;
 mod reactive;
+#[cfg(feature = "redis")]
+pub(crate) mod wire;
 
 use std::time::Duration;
 

@@ -44,7 +44,7 @@ impl Bounds {
         self.min_delay.is_zero() && self.width().is_none()
     }
 
-    pub(super) fn width(&self) -> Option<(usize, Duration)> {
+    pub(crate) fn width(&self) -> Option<(usize, Duration)> {
         let (sends, width) = self.quota;
         (sends > 0 && !width.is_zero()).then_some((sends as usize, width))
     }
