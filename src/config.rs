@@ -11,6 +11,8 @@ use http::{Extensions, Uri};
 use crate::host::{By, HostKey, Keying};
 use crate::observe::Observer;
 use crate::pace::{Bounds, DelayFrom, Pacing, Rules};
+#[cfg(feature = "redis")]
+use crate::shared::{Redis, Share};
 use crate::verdict::{RetryAfterUnit, Verdict};
 
 /// The settings of one gate. Changed by making a new gate, never in place.
@@ -41,6 +43,12 @@ pub(crate) struct Config {
     pub(crate) observer: Option<Arc<dyn Observer>>,
     pub(crate) final_uri: Option<Arc<FinalUri>>,
     pub(crate) per_host: HashMap<HostKey, Arc<Limits>>,
+    /// Where the hosts are shared with other processes.
+    #[cfg(feature = "redis")]
+    pub(crate) shared: Option<Redis>,
+    /// Which part of the limits is this process's at present.
+    #[cfg(feature = "redis")]
+    pub(crate) share: Share,
 }
 
 pub(crate) type FinalUri = dyn Fn(&Extensions) -> Option<Uri> + Send + Sync;
@@ -70,6 +78,10 @@ impl Default for Config {
             observer: None,
             final_uri: None,
             per_host: HashMap::new(),
+            #[cfg(feature = "redis")]
+            shared: None,
+            #[cfg(feature = "redis")]
+            share: Share::default(),
         }
     }
 }
@@ -95,15 +107,20 @@ impl Config {
 
     /// The proactive limits of a host with these settings of its own.
     pub(crate) fn bounds(&self, limits: Option<&Limits>) -> Bounds {
-        let Some(limits) = limits else {
-            return self.bounds;
-        };
-        Bounds {
+        let own = |limits: &Limits| Bounds {
             min_delay: limits.min_delay.unwrap_or(self.bounds.min_delay),
             delay_from: limits.delay_from.unwrap_or(self.bounds.delay_from),
             quota: limits.quota.unwrap_or(self.bounds.quota),
             jitter: limits.jitter.unwrap_or(self.bounds.jitter),
-        }
+        };
+        let bounds = limits.map_or(self.bounds, own);
+        #[cfg(feature = "redis")]
+        let bounds = match &self.shared {
+            // Measured from completion a delay would let one request of all processes go at a time.
+            Some(redis) if !redis.spacing_only => Bounds { delay_from: DelayFrom::Send, ..bounds },
+            _ => bounds,
+        };
+        bounds
     }
 
     /// Some proactive limit is in force for such a host.

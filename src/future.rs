@@ -191,15 +191,14 @@ fn pass<ResB: Body>(mut permit: Option<Permit>, mut response: Response<ResB>) ->
     response.map(|body| ResponseBody::new(body, permit))
 }
 
-fn settle<ResB>(permit: &Permit, response: &Response<ResB>) -> Option<Throttled> {
-    let gate = permit.gate();
+fn settle<ResB>(permit: &mut Permit, response: &Response<ResB>) -> Option<Throttled> {
     let (status, headers, extensions) = (response.status(), response.headers(), response.extensions());
-    let elsewhere = gate.final_host(|| permit.key(), extensions);
+    let elsewhere = permit.gate().final_host(|| permit.key(), extensions);
     if elsewhere.is_some() {
         // The host that was asked has answered too: with a redirect, whose headers nobody has.
         permit.settle(None, Outcome::Success, status, &HeaderMap::new());
     }
-    let outcome = gate.judge(|| elsewhere.clone().or_else(|| permit.key()), status, headers, extensions);
+    let outcome = permit.gate().judge(|| elsewhere.clone().or_else(|| permit.key()), status, headers, extensions);
     permit.settle(elsewhere.as_ref(), outcome, status, headers)
 }
 

@@ -11,6 +11,8 @@ use crate::config::Limits;
 use crate::error::{RateLimited, Reason};
 use crate::gate::{self, Gate, Terms, Waiter};
 use crate::host::{By, HostKey, Keying};
+#[cfg(feature = "redis")]
+use crate::shared::BackendError;
 use crate::state::HostsState;
 use crate::verdict::Outcome;
 
@@ -105,10 +107,41 @@ impl Hosts {
         self.snapshots(host).into_iter().max_by_key(|snapshot| snapshot.next_send)
     }
 
+    /// One host as all processes know it: asks the store, in which [`shared`](crate::HostGateLayer::shared) keeps it.
+    /// `in_flight` counts the requests of all processes; `queued` and the last refusal are this process's. `None` when
+    /// there is nothing to say, or nothing is shared. A name without a port means the default ports.
+    ///
+    /// # Errors
+    ///
+    /// When the store does not answer.
+    ///
+    /// # Cancel safety
+    ///
+    /// Changes nothing.
+    #[cfg(feature = "redis")]
+    pub async fn get_shared(&self, host: &str) -> Result<Option<HostSnapshot>, BackendError> {
+        let mut found: Option<HostSnapshot> = None;
+        for key in self.keys(host) {
+            let Some(mut seen) = self.gate.look(&key).await? else { continue };
+            if let Some(here) = self.gate.snapshots(|known| *known == key).pop() {
+                (seen.queued, seen.last_hint, seen.last_status) = (here.queued, here.last_hint, here.last_status);
+            }
+            found = found.into_iter().chain([seen]).max_by_key(|snapshot| snapshot.next_send);
+        }
+        Ok(found)
+    }
+
     /// Holds a host back for this long, as a refusal that asked for it would: only ever extends a hold, is capped at
     /// `max_cooldown`, and leaves the host warm. Zero does nothing. A name without a port means the ports known and the
     /// default ports 80 and 443.
     pub fn penalize(&self, host: &str, duration: Duration) {
+        for key in self.keys(host) {
+            self.gate.penalize(&key, duration);
+        }
+    }
+
+    /// The keys that a text may mean, known or not.
+    fn keys(&self, host: &str) -> Vec<HostKey> {
         let mut keys = self.known(host);
         for key in named(host, self.keying()) {
             if key.name() == key.as_str() && self.keying().by() == Some(By::Authority) {
@@ -118,15 +151,17 @@ impl Hosts {
         }
         keys.sort();
         keys.dedup();
-        for key in keys {
-            self.gate.penalize(&key, duration);
-        }
+        keys
     }
 
     /// Forgets cooldown, warmth and streak of a host, and what was learnt of it. Requests in flight and waiting stay, and
     /// the next may go at once, as far as limits of your own allow: what counts towards those is kept.
     pub fn clear(&self, host: &str) {
-        for key in self.known(host) {
+        #[cfg(feature = "redis")]
+        let keys = if self.gate.is_shared() { self.keys(host) } else { self.known(host) };
+        #[cfg(not(feature = "redis"))]
+        let keys = self.known(host);
+        for key in keys {
             self.gate.clear(&key);
         }
     }
@@ -205,7 +240,7 @@ impl Hosts {
     ///
     /// Dropping the future leaves the queue and books nothing.
     pub async fn acquire(&self, uri: &Uri, budget: Duration) -> Result<Permit, RateLimited> {
-        let Some(mut waiter) = self.waiter(uri, budget) else {
+        let Some(mut waiter) = self.waiter(uri, Terms { budget: Some(budget), ..Terms::default() }) else {
             return Ok(Permit(None));
         };
         poll_fn(|cx| poll_sent(&mut waiter, cx)).await
@@ -216,11 +251,20 @@ impl Hosts {
     /// The way out of the head-of-line trap: a worker that finds a host held can put the job back and take one for
     /// another host, instead of waiting in its place.
     ///
+    /// With a [shared](crate::HostGateLayer::shared) gate it cannot ask the store, and refuses while that is there: use
+    /// [`acquire`](Self::acquire) with no budget, which asks and does not wait.
+    ///
     /// # Errors
     ///
     /// [`RateLimited`] when the host cannot admit the request now.
     pub fn try_acquire(&self, uri: &Uri) -> Result<Permit, RateLimited> {
-        let Some(mut waiter) = self.waiter(uri, Duration::ZERO) else {
+        let now = Terms {
+            budget: Some(Duration::ZERO),
+            #[cfg(feature = "redis")]
+            only_here: true,
+            ..Terms::default()
+        };
+        let Some(mut waiter) = self.waiter(uri, now) else {
             return Ok(Permit(None));
         };
         // Invariant: with no budget a waiter is admitted or shed when it is first polled.
@@ -231,12 +275,11 @@ impl Hosts {
         }
     }
 
-    fn waiter(&self, uri: &Uri, budget: Duration) -> Option<Waiter> {
+    fn waiter(&self, uri: &Uri, terms: Terms) -> Option<Waiter> {
         if self.gate.config.disabled {
             return None;
         }
         let key = self.gate.config.keying.key(uri, &HeaderMap::new(), &Extensions::new())?;
-        let terms = Terms { budget: Some(budget), ..Terms::default() };
         Some(Waiter::new(Arc::clone(&self.gate), key, terms))
     }
 
@@ -317,15 +360,15 @@ impl Permit {
     /// Reports what the response meant, and gives the permit back.
     ///
     /// For an HTTP response [`Outcome::of`] says what it means. `Outcome::Throttled` is reported as status 429.
-    pub fn settle(self, outcome: Outcome) {
-        if let Some(permit) = &self.0 {
+    pub fn settle(mut self, outcome: Outcome) {
+        if let Some(permit) = &mut self.0 {
             permit.settle(None, outcome, StatusCode::TOO_MANY_REQUESTS, &HeaderMap::new());
         }
     }
 
     /// Judges a response head as the layer would, reports it and gives the permit back.
-    pub fn settle_response(self, status: StatusCode, headers: &HeaderMap) {
-        if let Some(permit) = &self.0 {
+    pub fn settle_response(mut self, status: StatusCode, headers: &HeaderMap) {
+        if let Some(permit) = &mut self.0 {
             let outcome = permit.gate().judge(|| permit.key(), status, headers, &Extensions::new());
             permit.settle(None, outcome, status, headers);
         }

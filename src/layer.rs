@@ -86,7 +86,7 @@ impl HostGateLayer {
     }
 
     fn with(config: Config) -> Self {
-        Self { gate: Arc::new(Gate::new(config)) }
+        Self { gate: Gate::new(config) }
     }
 
     /// Settings never change under a gate in use: a changed layer is a gate of its own.
@@ -227,6 +227,15 @@ impl HostGateLayer {
     /// the layer it was called on knows, that one keeps. Default false.
     pub fn disabled(self, disabled: bool) -> Self {
         self.set(|config| config.disabled = disabled)
+    }
+
+    /// Shares the hosts with other processes: every one that is built with the same store, prefix and scope counts against
+    /// the same limits. `concurrency` is the cap over all of them then, and `min_delay` is measured from the send unless
+    /// [`spacing_only`](crate::Redis::spacing_only). Nothing is connected before the first request; while the store is
+    /// out of reach this process paces by itself. See [`shared`](crate::shared).
+    #[cfg(feature = "redis")]
+    pub fn shared(self, redis: crate::Redis) -> Self {
+        self.set(|config| config.shared = Some(redis))
     }
 
     /// The hosts of this gate, to look at and to steer.

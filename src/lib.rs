@@ -63,6 +63,8 @@ mod pace;
 #[cfg(feature = "retry")]
 pub mod retry;
 mod service;
+#[cfg(feature = "redis")]
+pub mod shared;
 mod state;
 mod verdict;
 
@@ -77,6 +79,8 @@ pub use layer::HostGateLayer;
 pub use observe::{Label, Observer};
 pub use pace::{DelayFrom, Pacing};
 pub use service::HostGate;
+#[cfg(feature = "redis")]
+pub use shared::{Queue, Redis};
 pub use state::HostsState;
 pub use verdict::{Outcome, RetryAfterUnit, Verdict};
 

@@ -8,6 +8,8 @@ use http::StatusCode;
 
 use crate::error::RateLimited;
 use crate::host::HostKey;
+#[cfg(feature = "redis")]
+use crate::shared::BackendError;
 
 /// Request extension: a name under which the events of this request are reported.
 ///
@@ -53,6 +55,24 @@ pub trait Observer: Send + Sync + 'static {
 
     /// A request was shed. Follows its [`waited`](Self::waited) event.
     fn shed(&self, event: &ShedEvent<'_>) {
+        let _ = event;
+    }
+
+    /// The store that hosts are shared in is out of reach: from now on this process paces by itself. Once per outage.
+    #[cfg(feature = "redis")]
+    fn degraded(&self, event: &DegradedEvent<'_>) {
+        let _ = event;
+    }
+
+    /// The store is back. Once per outage, after what was learnt meanwhile has been told to it.
+    #[cfg(feature = "redis")]
+    fn recovered(&self, event: &RecoveredEvent) {
+        let _ = event;
+    }
+
+    /// An operation of the store has failed. A request is decided in process then, and does not fail.
+    #[cfg(feature = "redis")]
+    fn error(&self, event: &ErrorEvent<'_>) {
         let _ = event;
     }
 }
@@ -173,6 +193,106 @@ pub struct ShedEvent<'a> {
     pub label: Option<&'static str>,
 }
 
+/// See [`Observer::degraded`].
+///
+/// ```
+/// use tower_host_gate::observe::{DegradedEvent, Observer, RecoveredEvent};
+///
+/// struct Alarm;
+///
+/// impl Observer for Alarm {
+///     fn degraded(&self, event: &DegradedEvent<'_>) {
+///         println!("every process paces by itself: {}", event.cause);
+///     }
+///
+///     fn recovered(&self, event: &RecoveredEvent) {
+///         println!("limits are shared again after {:?}", event.down_for);
+///     }
+/// }
+/// # tower_host_gate::HostGateLayer::new().observer(Alarm);
+/// ```
+#[cfg(feature = "redis")]
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub struct DegradedEvent<'a> {
+    /// What happened.
+    pub cause: &'a BackendError,
+}
+
+/// See [`Observer::recovered`]. [`DegradedEvent`] has an example.
+#[cfg(feature = "redis")]
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub struct RecoveredEvent {
+    /// How long the store was out of reach.
+    pub down_for: Duration,
+}
+
+/// See [`Observer::error`].
+///
+/// ```
+/// use tower_host_gate::observe::{ErrorEvent, Observer};
+///
+/// struct Log;
+///
+/// impl Observer for Log {
+///     fn error(&self, event: &ErrorEvent<'_>) {
+///         println!("{} failed: {}", event.operation.as_str(), event.error);
+///     }
+/// }
+/// # tower_host_gate::HostGateLayer::new().observer(Log);
+/// ```
+#[cfg(feature = "redis")]
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub struct ErrorEvent<'a> {
+    /// What was being done.
+    pub operation: Operation,
+    /// Why it failed.
+    pub error: &'a BackendError,
+    /// For which host.
+    pub host: &'a HostKey,
+    /// The request's [`Label`], where there is one.
+    pub label: Option<&'static str>,
+}
+
+/// What is done in the store.
+///
+/// ```
+/// use tower_host_gate::observe::Operation;
+///
+/// assert_eq!(Operation::Acquire.as_str(), "acquire");
+/// ```
+#[cfg(feature = "redis")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Operation {
+    /// A request asks for its permit, or takes one up that was handed to it.
+    Acquire,
+    /// A request gives its permit back and reports.
+    Release,
+    /// A response is reported without a permit.
+    Report,
+    /// [`Hosts::penalize`](crate::Hosts::penalize).
+    Penalize,
+    /// [`Hosts::clear`](crate::Hosts::clear).
+    Clear,
+}
+
+#[cfg(feature = "redis")]
+impl Operation {
+    /// The operation as a word.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Acquire => "acquire",
+            Self::Release => "release",
+            Self::Report => "report",
+            Self::Penalize => "penalize",
+            Self::Clear => "clear",
+        }
+    }
+}
+
 pub(crate) fn waited(observer: Option<&dyn Observer>, event: &WaitEvent<'_>) {
     tracing::debug!(
         host = event.host.as_str(),
@@ -213,6 +333,38 @@ pub(crate) fn shed(observer: Option<&dyn Observer>, event: &ShedEvent<'_>) {
     );
     if let Some(observer) = observer {
         observer.shed(event);
+    }
+}
+
+#[cfg(feature = "redis")]
+pub(crate) fn degraded(observer: Option<&dyn Observer>, cause: &BackendError) {
+    tracing::warn!(kind = cause.kind().as_str(), %cause, "the store is out of reach: pacing in process");
+    if let Some(observer) = observer {
+        observer.degraded(&DegradedEvent { cause });
+    }
+}
+
+#[cfg(feature = "redis")]
+pub(crate) fn recovered(observer: Option<&dyn Observer>, down_for: Duration) {
+    tracing::info!(down_for_ms = millis(down_for), "the store is back: limits are shared again");
+    if let Some(observer) = observer {
+        observer.recovered(&RecoveredEvent { down_for });
+    }
+}
+
+/// At a level that a store which is down does not fill the log with: it was reported when it went.
+#[cfg(feature = "redis")]
+pub(crate) fn error(observer: Option<&dyn Observer>, event: &ErrorEvent<'_>) {
+    tracing::debug!(
+        operation = event.operation.as_str(),
+        kind = event.error.kind().as_str(),
+        error = %event.error,
+        host = event.host.as_str(),
+        label = event.label,
+        "the store has failed"
+    );
+    if let Some(observer) = observer {
+        observer.error(event);
     }
 }
 

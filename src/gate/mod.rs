@@ -6,12 +6,16 @@
 mod clock;
 mod permit;
 mod queue;
+#[cfg(feature = "redis")]
+mod remote;
 mod slot;
 mod table;
 mod waiter;
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
+#[cfg(feature = "redis")]
+use std::sync::Weak;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::task::Waker;
@@ -47,6 +51,12 @@ pub(crate) struct Gate {
     warned: Mutex<HashSet<HostKey>>,
     /// How often any host's pace has changed for the worse.
     holds: AtomicU64,
+    /// The store that hosts are shared in.
+    #[cfg(feature = "redis")]
+    shared: Option<remote::Shared>,
+    /// For what comes from the store.
+    #[cfg(feature = "redis")]
+    this: Weak<Gate>,
 }
 
 /// What one request asks of the gate.
@@ -60,6 +70,9 @@ pub(crate) struct Terms {
     /// It has been refused softly before.
     pub(crate) softly_refused: bool,
     pub(crate) label: Option<&'static str>,
+    /// The store is not to be asked: that takes longer than the caller has.
+    #[cfg(feature = "redis")]
+    pub(crate) only_here: bool,
 }
 
 impl Terms {
@@ -89,7 +102,17 @@ pub(crate) struct Refused<'a> {
 }
 
 impl Gate {
-    pub(crate) fn new(config: Config) -> Self {
+    pub(crate) fn new(config: Config) -> Arc<Self> {
+        #[cfg(not(feature = "redis"))]
+        return Arc::new(Self::build(config));
+        #[cfg(feature = "redis")]
+        Arc::new_cyclic(|this| {
+            let shared = config.shared.clone().map(|settings| remote::Shared::new(settings, Weak::clone(this)));
+            Self { shared, this: Weak::clone(this), ..Self::build(config) }
+        })
+    }
+
+    fn build(config: Config) -> Self {
         Self {
             clock: Clock::start(),
             table: Table::new(),
@@ -98,12 +121,21 @@ impl Gate {
             warned: Mutex::default(),
             holds: AtomicU64::new(0),
             config,
+            #[cfg(feature = "redis")]
+            shared: None,
+            #[cfg(feature = "redis")]
+            this: Weak::new(),
         }
     }
 
     /// A permit, if one can be had at once. Costs a healthy host one short lock, no clock and no allocation.
     #[inline]
     pub(crate) fn try_enter(self: &Arc<Self>, key: &HostKey, terms: &Terms) -> Option<Permit> {
+        #[cfg(feature = "redis")]
+        if self.store_up().is_some() {
+            // Somebody has to be asked.
+            return None;
+        }
         let hash = self.table.hash(key);
         let mut shard = self.table.lock(hash);
         let (id, slot) = self.table.slot(&mut shard, hash, key, |number| self.new_slot(number, key));
@@ -245,10 +277,16 @@ impl Gate {
 
     /// A retry below the gate will send at this instant: the next send keeps its distance to that one.
     #[cfg(feature = "retry")]
-    pub(crate) fn resend(&self, key: &HostKey, now: Time, at: Time) -> bool {
+    pub(crate) fn resend(self: &Arc<Self>, key: &HostKey, now: Time, at: Time) -> bool {
         let hash = self.table.hash(key);
         let mut shard = self.table.lock(hash);
-        shard.get(hash, key).is_none_or(|slot| slot.resend(now, at, &self.config))
+        let has_room = shard.get(hash, key).is_none_or(|slot| slot.resend(now, at, &self.config));
+        drop(shard);
+        #[cfg(feature = "redis")]
+        if has_room {
+            self.tell_of_resending(key, at.since(now));
+        }
+        has_room
     }
 
     /// Changes the pace of a host for the worse.
@@ -259,6 +297,10 @@ impl Gate {
         self.table.sweep(&mut shard, now, &self.config);
         let (id, slot) = self.table.slot(&mut shard, hash, key, |number| self.new_slot(number, key));
         let result = change(slot, now);
+        #[cfg(feature = "redis")]
+        if self.shared.is_some() && self.store_up().is_none() {
+            slot.remote().tell_later();
+        }
         // Within the lock: whoever was admitted before the change took its reading before this.
         self.holds.fetch_add(1, Ordering::Release);
         let wakers = slot.refuse_hopeless(now, &self.config);
@@ -272,7 +314,7 @@ impl Gate {
 
     // --- steering -------------------------------------------------------------------------------------------------
 
-    pub(crate) fn penalize(&self, key: &HostKey, duration: Duration) {
+    pub(crate) fn penalize(self: &Arc<Self>, key: &HostKey, duration: Duration) {
         if duration.is_zero() {
             return;
         }
@@ -280,9 +322,11 @@ impl Gate {
             let rules = slot.rules(&self.config);
             slot.watch(now, &self.config).pace.penalize(now, duration, &rules);
         });
+        #[cfg(feature = "redis")]
+        self.tell_of_penalty(key, duration);
     }
 
-    pub(crate) fn clear(&self, key: &HostKey) {
+    pub(crate) fn clear(self: &Arc<Self>, key: &HostKey) {
         let hash = self.table.hash(key);
         let mut shard = self.table.lock(hash);
         let (id, slot) = self.table.slot(&mut shard, hash, key, |number| self.new_slot(number, key));
@@ -293,6 +337,8 @@ impl Gate {
         }
         drop(shard);
         next.into_iter().for_each(Waker::wake);
+        #[cfg(feature = "redis")]
+        self.tell_of_clearing(key);
     }
 
     pub(crate) fn set_limits(&self, key: HostKey, limits: Limits) {
@@ -341,7 +387,7 @@ impl Gate {
     }
 
     /// Takes up what was known so long ago, of as many hosts as are remembered at most.
-    pub(crate) fn import<'a>(&self, hosts: impl Iterator<Item = (HostKey, &'a Memory)>, age: Duration) {
+    pub(crate) fn import<'a>(self: &Arc<Self>, hosts: impl Iterator<Item = (HostKey, &'a Memory)>, age: Duration) {
         let mut room = self.config.max_hosts;
         for (key, memory) in hosts {
             if room == 0 {
@@ -349,6 +395,10 @@ impl Gate {
             }
             let taken = self.hold(&key, |slot, now| slot.recall(memory, age, now, &self.config));
             room -= usize::from(taken);
+            #[cfg(feature = "redis")]
+            if taken {
+                self.tell_of_memory(&key);
+            }
         }
         self.table.forget(self.clock.now(), &self.config);
     }

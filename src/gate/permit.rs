@@ -7,7 +7,11 @@ use std::time::Duration;
 
 use http::{HeaderMap, StatusCode};
 
+#[cfg(feature = "redis")]
+use super::remote::Release;
 use super::slot::Admission;
+#[cfg(feature = "redis")]
+use super::slot::Slot;
 use super::table::SlotId;
 use super::waiter::Waiter;
 use super::{Gate, Refused, Terms};
@@ -15,6 +19,8 @@ use crate::config::PermitUntil;
 use crate::error::Throttled;
 use crate::host::HostKey;
 use crate::pace::{Quota, Ticket};
+#[cfg(feature = "redis")]
+use crate::shared::{Heard, Lease, Report};
 use crate::verdict::Outcome;
 
 /// # Cancel safety
@@ -30,7 +36,7 @@ pub(crate) struct Permit {
 }
 
 /// What there is to tell of a request that was not simply let through.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Debug, Default)]
 struct Story {
     /// Of the request's send; `None` when nothing was recorded of its host then.
     ticket: Option<Ticket>,
@@ -38,6 +44,11 @@ struct Story {
     /// The same request has been refused softly before.
     softly_refused: bool,
     label: Option<&'static str>,
+    /// The permit in the store, which goes back with what the response meant.
+    #[cfg(feature = "redis")]
+    lease: Option<Lease>,
+    #[cfg(feature = "redis")]
+    report: Report,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,7 +72,7 @@ impl Permit {
     ) -> Self {
         let &Terms { softly_refused, label, .. } = terms;
         let tells = !waited.is_zero() || softly_refused || label.is_some();
-        let story = tells.then(|| Box::new(Story { ticket: None, waited, softly_refused, label }));
+        let story = tells.then(|| Box::new(Story { waited, softly_refused, label, ..Story::default() }));
         Self { gate, slot, stage: Stage::Admitted(admission), until, story }
     }
 
@@ -91,7 +102,14 @@ impl Permit {
         let Some(slot) = shard.by_id(self.slot) else {
             return Ok(());
         };
-        match slot.send(admission, || gate.clock.now(), &gate.config) {
+        #[cfg(feature = "redis")]
+        let sent = match self.story.as_ref().and_then(|story| story.lease.as_ref()) {
+            Some(lease) => slot.send_leased(lease.binding, gate.clock.now(), &gate.config),
+            None => slot.send(admission, || gate.clock.now(), &gate.config),
+        };
+        #[cfg(not(feature = "redis"))]
+        let sent = slot.send(admission, || gate.clock.now(), &gate.config);
+        match sent {
             Ok(None) => Ok(()),
             Ok(ticket) => {
                 let story = self.story.get_or_insert_default();
@@ -107,9 +125,16 @@ impl Permit {
                 slot.give_back(false);
                 let key = slot.key().clone();
                 let next = slot.next_waiter(&gate.config);
+                #[cfg(feature = "redis")]
+                let host_terms = slot.host_terms(&gate.config);
                 drop(shard);
+                let waited = self.story.as_ref().map_or(Duration::ZERO, |story| story.waited);
+                #[cfg(feature = "redis")]
+                if let Some(lease) = self.story.take().and_then(|story| story.lease) {
+                    gate.release(&key, Release::unused(host_terms, lease.token));
+                }
                 next.into_iter().for_each(Waker::wake);
-                let terms = Terms { again: Some(self.story().waited), ..*terms };
+                let terms = Terms { again: Some(waited), ..*terms };
                 Err(Box::new(Waiter::new(gate, key, terms)))
             }
         }
@@ -128,7 +153,7 @@ impl Permit {
     /// `None` unless it was a refusal.
     #[inline]
     pub(crate) fn settle(
-        &self,
+        &mut self,
         elsewhere: Option<&HostKey>,
         outcome: Outcome,
         status: StatusCode,
@@ -136,6 +161,8 @@ impl Permit {
     ) -> Option<Throttled> {
         // A request of which no send was recorded counts as sent before any refusal: its success says nothing.
         let quota = self.gate.quota(headers);
+        #[cfg(feature = "redis")]
+        self.note(elsewhere, outcome, quota);
         if outcome == Outcome::Success && self.ticket().is_none() && quota.is_none() {
             return None;
         }
@@ -152,7 +179,8 @@ impl Permit {
         headers: &HeaderMap,
         quota: Option<Quota>,
     ) -> Option<Throttled> {
-        let Story { ticket, waited, label, .. } = self.story();
+        let (ticket, waited, label) =
+            self.story.as_ref().map(|story| (story.ticket, story.waited, story.label)).unwrap_or_default();
         let key = elsewhere.cloned().or_else(|| self.key())?;
         match outcome {
             Outcome::Neutral | Outcome::Success => {
@@ -173,8 +201,52 @@ impl Permit {
         }
     }
 
-    fn story(&self) -> Story {
-        self.story.as_deref().copied().unwrap_or_default()
+    #[cfg(feature = "redis")]
+    pub(super) fn with_lease(mut self, lease: Lease) -> Self {
+        self.story.get_or_insert_default().lease = Some(lease);
+        self
+    }
+
+    /// Keeps in mind what the store is to be told when the permit goes back; of another host it is told at once.
+    #[cfg(feature = "redis")]
+    fn note(&mut self, elsewhere: Option<&HostKey>, outcome: Outcome, quota: Option<Quota>) {
+        let Some(shared) = &self.gate.shared else { return };
+        if outcome == Outcome::Success && quota.is_none() && self.story.is_none() {
+            // Admitted without the store: it knows nothing that this would change.
+            return;
+        }
+        let story = self.story.get_or_insert_default();
+        let sent_at = match &story.lease {
+            Some(lease) => lease.at,
+            // Admitted while the store was out of reach.
+            None => story.ticket.map_or(0, |ticket| shared.store.time_since(self.gate.clock.now().since(ticket.at))),
+        };
+        let binding = story.ticket.is_some_and(|ticket| ticket.binding);
+        let (outcome, again) = (Heard::from(outcome), story.softly_refused);
+        let report = Report { outcome, sent_at, binding, again, quota };
+        match elsewhere {
+            Some(host) => self.gate.report(host, report, story.label),
+            None => story.report = report,
+        }
+    }
+
+    /// What goes to the store when this permit goes back.
+    #[cfg(feature = "redis")]
+    fn take_release(&mut self, slot: &mut Slot) -> Option<Release> {
+        let story = self.story.take().filter(|_| self.gate.shared.is_some())?;
+        let Story { lease, report, label, .. } = *story;
+        let awaited = lease.is_some();
+        if awaited {
+            slot.begin_release();
+        } else if !report.is_news() {
+            return None;
+        } else if self.gate.store_up().is_none() {
+            slot.remote().tell_later();
+            return None;
+        }
+        let token = lease.map(|lease| lease.token).unwrap_or_default();
+        let sent = !matches!(self.stage, Stage::Admitted(_));
+        Some(Release { terms: slot.host_terms(&self.gate.config), token, sent, report, label, awaited })
     }
 
     #[inline]
@@ -202,13 +274,16 @@ impl Permit {
 impl Drop for Permit {
     #[inline]
     fn drop(&mut self) {
+        #[cfg(feature = "redis")]
+        let gate = &Arc::clone(&self.gate);
+        #[cfg(not(feature = "redis"))]
+        let gate = &*self.gate;
         let (admission, body) = match self.stage {
             Stage::Admitted(admission) => (admission, false),
             Stage::Sent => (Admission::Free, false),
             Stage::Body => (Admission::Free, true),
             Stage::Over => return,
         };
-        let gate = &*self.gate;
         let mut shard = gate.table.lock(self.slot.hash);
         let Some(slot) = shard.by_id(self.slot) else {
             return;
@@ -218,11 +293,17 @@ impl Drop for Permit {
         if !matches!(self.stage, Stage::Admitted(_)) {
             slot.completed(|| gate.clock.now(), &gate.config);
         }
+        #[cfg(feature = "redis")]
+        let release = self.take_release(slot).map(|release| (slot.key().clone(), release));
         let next = slot.next_waiter(&gate.config);
         if slot.is_unused() {
             gate.table.tidy(&mut shard, &gate.clock, &gate.config);
         }
         drop(shard);
+        #[cfg(feature = "redis")]
+        if let Some((key, release)) = release {
+            gate.release(&key, release);
+        }
         next.into_iter().for_each(Waker::wake);
     }
 }

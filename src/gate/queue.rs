@@ -105,11 +105,17 @@ impl Queue {
         self.waiting.values_mut().next()?.waker.take()
     }
 
-    pub(super) fn refuse_later(&mut self, mut forecast: Forecast) -> Vec<Waker> {
+    /// `admitted`: so many at the head have their permits, and only have to take them.
+    pub(super) fn refuse_later(&mut self, mut forecast: Forecast, admitted: usize) -> Vec<Waker> {
         let mut wakers = Vec::new();
         let head = self.waiting.keys().next().copied();
         let refused = &mut self.refused;
+        let mut admitted = admitted;
         self.waiting.retain(|place, waiting| {
+            if admitted > 0 {
+                admitted -= 1;
+                return true;
+            }
             let in_time = forecast.next <= waiting.deadline;
             if in_time {
                 forecast.advance();

@@ -8,6 +8,8 @@ use tokio::time::Instant;
 
 use super::clock::Clock;
 use super::queue::{Class, Place, Queue};
+#[cfg(feature = "redis")]
+use super::remote::Remote;
 use crate::config::{Config, Limits, PermitUntil};
 use crate::error::{Details, LastRefusal, RateLimited, Reason};
 use crate::host::HostKey;
@@ -33,6 +35,9 @@ pub(super) struct Slot {
     queue: Option<Box<Queue>>,
     /// `None`: nothing is to be remembered of this host.
     paced: Option<Box<Paced>>,
+    /// What is shared with other processes; `None` until the store is asked.
+    #[cfg(feature = "redis")]
+    remote: Option<Box<Remote>>,
 }
 
 /// What is known of a host that has refused a request, that requests wait for, or that is limited beforehand.
@@ -65,6 +70,15 @@ pub(super) enum Blocked {
     ByPermits,
     /// The pace of the host.
     Until(Time),
+    /// Nothing here: the store has to be asked.
+    #[cfg(feature = "redis")]
+    Ask,
+    /// Nothing here, and the store is being asked.
+    #[cfg(feature = "redis")]
+    Asking,
+    /// Others hold the permits, in other processes too: the store is to be asked again then.
+    #[cfg(feature = "redis")]
+    Retry(Time),
 }
 
 /// What a request that cannot go yet is up against.
@@ -129,7 +143,19 @@ impl Slot {
     #[inline]
     pub(super) fn new(number: u64, key: HostKey, limits: Option<Arc<Limits>>, config: &Config) -> Self {
         let bounded = config.is_bounded(limits.as_deref());
-        Self { number, key, limits, bounded, in_flight: 0, bodies: 0, unsent: 0, queue: None, paced: None }
+        Self {
+            number,
+            key,
+            limits,
+            bounded,
+            in_flight: 0,
+            bodies: 0,
+            unsent: 0,
+            queue: None,
+            paced: None,
+            #[cfg(feature = "redis")]
+            remote: None,
+        }
     }
 
     pub(super) fn number(&self) -> u64 {
@@ -143,8 +169,11 @@ impl Slot {
     // --- settings -------------------------------------------------------------------------------------------------
 
     #[inline]
-    fn concurrency(&self, config: &Config) -> usize {
-        self.limit(|limits| limits.concurrency).unwrap_or(config.concurrency)
+    pub(super) fn concurrency(&self, config: &Config) -> usize {
+        let requests = self.limit(|limits| limits.concurrency).unwrap_or(config.concurrency);
+        #[cfg(feature = "redis")]
+        let requests = config.share.of(requests);
+        requests
     }
 
     pub(super) fn max_wait(&self, config: &Config) -> Duration {
@@ -157,16 +186,29 @@ impl Slot {
     }
 
     pub(super) fn rules(&self, config: &Config) -> Rules {
-        Rules { spacing: self.limit(|limits| limits.spacing).unwrap_or(config.rules.spacing), ..config.rules }
+        let rules =
+            Rules { spacing: self.limit(|limits| limits.spacing).unwrap_or(config.rules.spacing), ..config.rules };
+        #[cfg(feature = "redis")]
+        let rules = config.share.rules(rules);
+        rules
     }
 
-    fn bounds(&self, config: &Config) -> Bounds {
-        config.bounds(self.limits.as_deref())
+    pub(super) fn bounds(&self, config: &Config) -> Bounds {
+        let bounds = config.bounds(self.limits.as_deref());
+        #[cfg(feature = "redis")]
+        let bounds =
+            config.share.bounds(bounds, || self.paced.as_ref().map_or(Duration::ZERO, |paced| paced.pace.gap()));
+        bounds
     }
 
     pub(super) fn set_limits(&mut self, limits: Option<Arc<Limits>>, config: &Config) {
         self.bounded = config.is_bounded(limits.as_deref());
         self.limits = limits;
+        #[cfg(feature = "redis")]
+        if let Some(remote) = &mut self.remote {
+            // That was about other limits.
+            remote.forget_answer();
+        }
     }
 
     #[inline]
@@ -188,6 +230,55 @@ impl Slot {
     #[inline]
     pub(super) fn ahead_of_new(&self, class: Class) -> usize {
         self.queue.as_ref().map_or(0, |queue| queue.ahead_of_new(class))
+    }
+
+    // --- what is shared -------------------------------------------------------------------------------------------
+
+    #[cfg(feature = "redis")]
+    pub(super) fn remote(&mut self) -> &mut Remote {
+        self.remote.get_or_insert_default()
+    }
+
+    #[cfg(feature = "redis")]
+    pub(super) fn remote_ref(&self) -> Option<&Remote> {
+        self.remote.as_deref()
+    }
+
+    #[cfg(feature = "redis")]
+    pub(super) fn remote_mut(&mut self) -> Option<&mut Remote> {
+        self.remote.as_deref_mut()
+    }
+
+    /// Permits that are on their way back to the store.
+    #[inline]
+    fn releasing(&self) -> u32 {
+        #[cfg(feature = "redis")]
+        let releasing = self.remote.as_ref().map_or(0, |remote| remote.releasing());
+        #[cfg(not(feature = "redis"))]
+        let releasing = 0;
+        releasing
+    }
+
+    /// No send before this, by the store's word, and why.
+    #[inline]
+    fn kept_by_others(&self) -> Option<(Time, Reason)> {
+        #[cfg(feature = "redis")]
+        let kept = self.remote.as_ref().and_then(|remote| remote.until());
+        #[cfg(not(feature = "redis"))]
+        let kept = None;
+        kept
+    }
+
+    #[inline]
+    fn is_shared_with_others(&self, now: impl FnOnce() -> Time) -> bool {
+        #[cfg(feature = "redis")]
+        let busy = self.remote.as_ref().is_some_and(|remote| !remote.says_nothing(now()));
+        #[cfg(not(feature = "redis"))]
+        let busy = {
+            let _ = now;
+            false
+        };
+        busy
     }
 
     // --- permits --------------------------------------------------------------------------------------------------
@@ -260,7 +351,7 @@ impl Slot {
     }
 
     #[inline]
-    fn take_permit(&mut self) {
+    pub(super) fn take_permit(&mut self) {
         self.in_flight += 1;
         if let Some(queue) = &mut self.queue {
             queue.bodies_since = None;
@@ -291,6 +382,48 @@ impl Slot {
         }
         self.no_longer_unsent(admission);
         Ok(ticket)
+    }
+
+    /// The same for a request with a permit from the store, which has recorded the send and kept it apart from others.
+    #[cfg(feature = "redis")]
+    pub(super) fn send_leased(&mut self, binding: bool, now: Time, config: &Config) -> Result<Option<Ticket>, Blocked> {
+        let bounds = self.bounds(config);
+        if self.bounded {
+            self.watch(now, config);
+        }
+        let Some(paced) = &mut self.paced else { return Ok(None) };
+        if paced.pace.hold_until() > now {
+            return Err(Blocked::Until(paced.pace.hold_until()));
+        }
+        paced.proactive.sent(now, now, &bounds);
+        paced.jitter = draw(bounds.jitter);
+        Ok(Some(Ticket { at: now, binding, again: false }))
+    }
+
+    #[cfg(feature = "redis")]
+    pub(super) fn is_bounded(&self) -> bool {
+        self.bounded
+    }
+
+    #[cfg(feature = "redis")]
+    pub(super) fn hold_until(&self) -> Time {
+        self.paced.as_ref().map(|paced| paced.pace.hold_until()).unwrap_or_default()
+    }
+
+    /// When the next one goes by the user's limits and what this process has sent itself.
+    #[cfg(feature = "redis")]
+    pub(super) fn own_limits_until(&self, config: &Config) -> Time {
+        let bounds = self.bounds(config);
+        let proactive = self.paced.as_ref().map(|paced| &paced.proactive);
+        let until = proactive.map(|known| known.delayed_until(&bounds).max(known.quota_until(&bounds)));
+        until.unwrap_or_default()
+    }
+
+    /// What is known here of when the next one goes, if that is not now.
+    #[cfg(feature = "redis")]
+    pub(super) fn next_send_here(&self, now: Time, config: &Config) -> Option<Time> {
+        let next = self.next_send(self.paced.as_deref()?, now, &self.bounds(config));
+        (next > now).then_some(next)
     }
 
     /// A retry below the gate will send at this instant, if the quota has room for it then.
@@ -348,13 +481,26 @@ impl Slot {
 
     #[inline]
     pub(super) fn is_full(&self, config: &Config) -> bool {
-        self.in_flight() >= self.concurrency(config)
+        self.taken() as usize >= self.concurrency(config)
+    }
+
+    /// In flight, or not back in the store yet.
+    #[inline]
+    fn taken(&self) -> u32 {
+        self.in_flight + self.releasing()
     }
 
     /// Full for what the pace of the host allows at present.
-    fn is_full_at(&self, now: Time, config: &Config) -> bool {
+    pub(super) fn is_full_at(&self, now: Time, config: &Config) -> bool {
         let serial = self.paced.as_ref().is_some_and(|paced| paced.pace.is_serial(now));
-        self.is_full(config) || (serial && self.in_flight > 0)
+        self.is_full(config) || (serial && self.taken() > 0)
+    }
+
+    /// The same without those that are over and not back in the store yet.
+    #[cfg(feature = "redis")]
+    pub(super) fn is_full_of_others(&self, now: Time, config: &Config) -> bool {
+        let serial = self.paced.as_ref().is_some_and(|paced| paced.pace.is_serial(now));
+        self.in_flight() >= self.concurrency(config) || (serial && self.in_flight > 0)
     }
 
     /// Every request in flight has its head and is waiting for somebody to read its body.
@@ -371,6 +517,12 @@ impl Slot {
         Some(*self.queue().bodies_since.get_or_insert(now))
     }
 
+    /// The head of the queue, to look for itself.
+    #[cfg(feature = "redis")]
+    pub(super) fn wake_head(&mut self) -> Option<Waker> {
+        self.queue.as_mut()?.wake_head()
+    }
+
     /// The next waiter, when there might be a permit for it.
     #[inline]
     pub(super) fn next_waiter(&mut self, config: &Config) -> Option<Waker> {
@@ -384,8 +536,10 @@ impl Slot {
     }
 
     /// Unused, and there is nothing to remember.
-    pub(super) fn says_nothing(&self, now: impl FnOnce() -> Time, config: &Config) -> bool {
-        self.is_unused() && self.paced.as_ref().is_none_or(|paced| paced.says_nothing(now(), &self.bounds(config)))
+    pub(super) fn says_nothing(&self, mut now: impl FnMut() -> Time, config: &Config) -> bool {
+        self.is_unused()
+            && self.paced.as_ref().is_none_or(|paced| paced.says_nothing(now(), &self.bounds(config)))
+            && !self.is_shared_with_others(now)
     }
 
     // --- beyond the life of the process ---------------------------------------------------------------------------
@@ -447,6 +601,10 @@ impl Slot {
         if let Some(queue) = &mut self.queue {
             queue.restore();
         }
+        #[cfg(feature = "redis")]
+        if let Some(remote) = &mut self.remote {
+            remote.clear(now);
+        }
     }
 
     /// Good for `ahead` requests and one more.
@@ -455,10 +613,11 @@ impl Slot {
     }
 
     fn forecast_within(&self, now: Time, ahead: usize, bounds: &Bounds, config: &Config) -> Forecast {
+        let others = self.kept_by_others().map_or(now, |(until, _)| until.max(now));
         let Some(paced) = &self.paced else {
-            return Forecast::at_once(now);
+            return Forecast::at_once(others);
         };
-        let mut first = paced.due(bounds).max(now);
+        let mut first = paced.due(bounds).max(others);
         if bounds.delay_from == DelayFrom::Completion && self.is_full_at(now, config) {
             // Whenever the permit comes back, a whole delay follows.
             first = first.max(now.after(bounds.min_delay));
@@ -472,7 +631,11 @@ impl Slot {
     /// Marks the waiters that the pace of the host puts past their budget, and wakes them.
     pub(super) fn refuse_hopeless(&mut self, now: Time, config: &Config) -> Vec<Waker> {
         let forecast = self.forecast(now, self.queued(), config);
-        self.queue.as_mut().map(|queue| queue.refuse_later(forecast)).unwrap_or_default()
+        #[cfg(feature = "redis")]
+        let admitted = self.remote.as_ref().map_or(0, |remote| remote.granted());
+        #[cfg(not(feature = "redis"))]
+        let admitted = 0;
+        self.queue.as_mut().map(|queue| queue.refuse_later(forecast, admitted)).unwrap_or_default()
     }
 
     /// The error for a request that will not be admitted within its budget.
@@ -482,6 +645,8 @@ impl Slot {
             Reason::QueueFull
         } else if self.paced.as_ref().is_some_and(|paced| paced.pace.hold_until() > deadline) {
             Reason::Cooldown
+        } else if let Some((_, reason)) = self.kept_by_others().filter(|(until, _)| *until > deadline) {
+            reason
         } else if now >= deadline && self.is_full_at(now, config) {
             Reason::InFlight
         } else if estimate > deadline.max(now) {
@@ -515,6 +680,8 @@ impl Slot {
             Some(Reason::InFlight)
         } else if paced.is_some_and(|paced| paced.proactive.quota_until(&bounds) > now) {
             Some(Reason::Quota)
+        } else if let Some((_, reason)) = self.kept_by_others().filter(|(until, _)| *until > now) {
+            Some(reason)
         } else if paced.is_some_and(|paced| self.next_send(paced, now, &bounds) > now) {
             Some(Reason::Spacing)
         } else if self.unsent > 0 || self.queued() > 0 {
@@ -532,13 +699,14 @@ impl Slot {
         let bounds = self.bounds(config);
         let paced = self.paced.as_deref().filter(|paced| self.queued() > 0 || !paced.says_nothing(now, &bounds));
         let last = paced.and_then(|paced| paced.last.as_ref());
+        let others = self.kept_by_others().map_or(now, |(until, _)| until);
         let (too_short, known_good) = paced.map(|paced| paced.pace.bracket()).unwrap_or_default();
         Some(HostSnapshot {
             host: self.key.clone(),
             in_flight: self.in_flight(),
             queued: self.queued(),
             cooldown: paced.map_or(Duration::ZERO, |paced| paced.pace.hold_until().since(now)),
-            next_send: paced.map_or(Duration::ZERO, |paced| self.next_send(paced, now, &bounds).since(now)),
+            next_send: paced.map_or(now, |paced| self.next_send(paced, now, &bounds)).max(others).since(now),
             reason: self.kept_by(now, config),
             warm: paced.map_or(Duration::ZERO, |paced| paced.pace.warm_until().since(now)),
             gap: paced.map_or(Duration::ZERO, |paced| paced.pace.gap()),

@@ -11,6 +11,8 @@ use tokio::time::{Sleep, sleep_until};
 
 use super::permit::Permit;
 use super::queue::{Class, Place};
+#[cfg(feature = "redis")]
+use super::slot::Admission;
 use super::slot::{Blocked, Outlook, Slot};
 use super::table::SlotId;
 use super::{Gate, Terms};
@@ -44,6 +46,8 @@ struct Wait {
     deadline: Time,
     /// The queue's reading of time kept by pacing when the wait began.
     paced_before: Duration,
+    /// By more than the time that it takes to ask.
+    kept: bool,
 }
 
 /// What one look at the host came to.
@@ -111,19 +115,31 @@ impl Waiter {
         let blocked = match self.try_admit(id, slot, now) {
             Ok(permit) => {
                 let (paced, next) = self.leave(slot, now);
+                #[cfg(feature = "redis")]
+                let leftovers = (slot.leftovers(), slot.host_terms(config));
                 drop(shard);
+                #[cfg(feature = "redis")]
+                gate.give_back_leftovers(&self.key, leftovers.1, leftovers.0);
                 self.wake(next);
                 self.report(WaitOutcome::Acquired, now, paced);
                 return Step::Admitted(permit);
             }
             Err(blocked) => blocked,
         };
-        if let Some(error) = self.refuse(slot, now) {
+        #[cfg(feature = "redis")]
+        let is_asked = matches!(blocked, Some(Blocked::Ask | Blocked::Asking)) && !self.terms.only_here;
+        #[cfg(not(feature = "redis"))]
+        let is_asked = false;
+        if let Some(error) = self.refuse(slot, is_asked, now) {
             let (paced, next) = self.leave(slot, now);
+            #[cfg(feature = "redis")]
+            let leftovers = (slot.leftovers(), slot.host_terms(config));
             if slot.says_nothing(|| now, config) {
                 shard.remove(id);
             }
             drop(shard);
+            #[cfg(feature = "redis")]
+            gate.give_back_leftovers(&self.key, leftovers.1, leftovers.0);
             self.wake(next);
             self.report_shed(&error, now, paced);
             return Step::Shed(error);
@@ -135,7 +151,7 @@ impl Waiter {
             None => {
                 let deadline = now.after(self.terms.left(slot.max_wait(config)));
                 let paced_before = slot.queue().paced_for(now);
-                if config.pacing == Pacing::Learned {
+                if config.pacing == Pacing::Learned && !is_asked {
                     // Whoever waits may be about to learn how much the host takes at once.
                     slot.watch_queue(now, config);
                 }
@@ -144,15 +160,29 @@ impl Waiter {
                     // It goes before those who came first, which may put one of them past its budget.
                     overtaken = slot.refuse_hopeless(now, config);
                 }
-                *self.wait.insert(Wait { place, since: now, deadline, paced_before })
+                *self.wait.insert(Wait { place, since: now, deadline, paced_before, kept: false })
             }
         };
-        let mut until = deadline;
+        if let Some(wait) = self.wait.as_mut().filter(|_| !is_asked) {
+            wait.kept = true;
+        }
+        // The answer comes whatever becomes of the budget.
+        let mut until = if is_asked { Time::END } else { deadline };
         let mut warn = None;
+        #[cfg(feature = "redis")]
+        let mut question = None;
         if slot.queue().is_head(place) {
             slot.queue().kept_by_pacing(matches!(blocked, Some(Blocked::Until(_))), now);
             match blocked {
                 Some(Blocked::Until(ready)) => until = until.min(ready),
+                #[cfg(feature = "redis")]
+                Some(Blocked::Ask) => {
+                    question = Some((slot.begin_ask(), slot.host_terms(config), self.waited(now), deadline.since(now)));
+                }
+                #[cfg(feature = "redis")]
+                Some(Blocked::Asking) => {}
+                #[cfg(feature = "redis")]
+                Some(Blocked::Retry(at)) => until = until.min(at),
                 _ if slot.queue().warned => {}
                 _ => {
                     let check = slot.bodies_since(now).unwrap_or(now).after(PATIENCE_WITH_BODIES);
@@ -166,9 +196,19 @@ impl Waiter {
             }
         }
         let old_waker = slot.queue().set_waker(place, waker);
+        #[cfg(feature = "redis")]
+        let leftovers = (slot.leftovers(), slot.host_terms(config));
         drop(shard);
         drop(old_waker);
         overtaken.into_iter().for_each(Waker::wake);
+        #[cfg(feature = "redis")]
+        {
+            gate.give_back_leftovers(&self.key, leftovers.1, leftovers.0);
+            if let Some((confirm, terms, waited, budget)) = question {
+                let waited = waited.saturating_add(self.terms.waited_before());
+                gate.ask(&self.key, terms, confirm, waited, budget, self.terms.label);
+            }
+        }
         Step::Sleep { now, until, warn }
     }
 
@@ -181,7 +221,23 @@ impl Waiter {
         if !our_turn {
             return Err(None);
         }
-        let admission = slot.admit(|| now, &self.gate.config).map_err(Some)?;
+        #[cfg(feature = "redis")]
+        if let Some(shared) = self.gate.store_up() {
+            if !slot.is_on_our_own() {
+                let config = &self.gate.config;
+                let newcomer = self.wait.is_none().then(|| now.after(self.terms.left(slot.max_wait(config))));
+                let grant = slot.take_grant(now, newcomer, shared.store.is_fair(), config).map_err(Some)?;
+                let until = self.terms.until.unwrap_or_else(|| slot.permit_until(&self.gate.config));
+                let waited = self.terms.waited_before().saturating_add(self.waited(now));
+                let gate = Arc::clone(&self.gate);
+                let permit = Permit::new(gate, id, Admission::Recorded, until, &self.terms, waited);
+                return Ok(permit.with_lease(grant.lease));
+            }
+        }
+        let admission = slot.admit(|| now, &self.gate.config);
+        #[cfg(feature = "redis")]
+        slot.decided_on_our_own(admission.is_ok());
+        let admission = admission.map_err(Some)?;
         let until = self.terms.until.unwrap_or_else(|| slot.permit_until(&self.gate.config));
         let waited = self.terms.waited_before().saturating_add(self.waited(now));
         let gate = Arc::clone(&self.gate);
@@ -189,7 +245,9 @@ impl Waiter {
     }
 
     /// The error, if this request has no prospect of being admitted within its budget.
-    fn refuse(&self, slot: &mut Slot, now: Time) -> Option<RateLimited> {
+    ///
+    /// While the store is asked the answer is waited for, even with no budget at all: it is what decides.
+    fn refuse(&self, slot: &mut Slot, is_asked: bool, now: Time) -> Option<RateLimited> {
         let config = &self.gate.config;
         match self.wait {
             None => {
@@ -198,7 +256,7 @@ impl Waiter {
                 let deadline = now.after(self.terms.left(slot.max_wait(config)));
                 let estimate = slot.estimate(now, ahead, config);
                 let full = class == Class::New && config.max_queue > 0 && slot.queued() >= config.max_queue;
-                let hopeless = estimate > deadline || deadline <= now;
+                let hopeless = estimate > deadline || (deadline <= now && !(is_asked && ahead == 0));
                 (hopeless || full)
                     .then(|| slot.shed(full && !hopeless, Outlook { now, estimate, deadline, ahead }, config))
             }
@@ -206,7 +264,7 @@ impl Waiter {
                 let estimate = match slot.queue().refused(place) {
                     // The host may have been held for longer since.
                     Some(estimate) => estimate.max(slot.estimate(now, 0, config)),
-                    None if now >= deadline => slot.estimate_at(now, place, config),
+                    None if now >= deadline && !is_asked => slot.estimate_at(now, place, config),
                     None => return None,
                 };
                 let ahead = slot.ahead_of(place);
@@ -252,8 +310,10 @@ impl Waiter {
     /// Ends the wait, if there was one.
     fn report(&mut self, outcome: WaitOutcome, now: Time, paced: Duration) {
         let waited = self.waited(now);
-        if self.wait.take().is_some() {
-            self.event(outcome, waited, paced.min(waited));
+        if let Some(wait) = self.wait.take() {
+            if wait.kept || outcome != WaitOutcome::Acquired {
+                self.event(outcome, waited, paced.min(waited));
+            }
         }
     }
 
@@ -275,10 +335,14 @@ impl Drop for Waiter {
         // Invariant: a slot with a waiter is never removed, so this finds it.
         let (id, slot) = gate.table.slot(&mut shard, self.hash, &self.key, |number| gate.new_slot(number, &self.key));
         let (paced, next) = self.leave(slot, now);
+        #[cfg(feature = "redis")]
+        let leftovers = (slot.leftovers(), slot.host_terms(&gate.config));
         if slot.says_nothing(|| now, &gate.config) {
             shard.remove(id);
         }
         drop(shard);
+        #[cfg(feature = "redis")]
+        gate.give_back_leftovers(&self.key, leftovers.1, leftovers.0);
         self.wake(next);
         // A second panic would end the process.
         if !std::thread::panicking() {

@@ -104,6 +104,8 @@ impl<B: Clone, ResB, E> Policy<Request<B>, Response<ResB>, E> for InFlightRetry 
             let label = request.extensions().get().map(|Label(label)| *label);
             let refused = Refused { status, hint, soft, quota: self.gate.quota(headers), headers, label };
             self.gate.throttled(&key, ticket, &refused, Duration::ZERO);
+            #[cfg(feature = "redis")]
+            self.gate.report_at_once(&key, ticket, outcome, &refused);
         }
         let delay = wait.unwrap_or(self.base_delay).min(self.max_delay);
         let now = self.gate.now();
