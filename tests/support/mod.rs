@@ -7,13 +7,16 @@
 //! | [`log`] | what is logged on a thread | any |
 //! | [`client`] | hyper clients for those servers | real |
 //! | [`servers`] | nginx and HAProxy as child processes | real |
+//! | `redis` | Redis, Valkey, Sentinel, Cluster as child processes, and a network that fails | real |
 
-#![allow(dead_code, reason = "every test file uses another part of this module")]
+#![allow(dead_code, unused_imports, reason = "every test file uses another part of this module")]
 #![allow(unreachable_pub, reason = "`pub` is this module's interface to the test file that includes it")]
 
 pub mod client;
 pub mod log;
 pub mod provider;
+#[cfg(feature = "redis")]
+pub mod redis;
 pub mod script;
 pub mod servers;
 
