@@ -1,7 +1,9 @@
-//! The two examples, run as a newcomer runs them: as programs.
+//! The examples, run as a newcomer runs them: as programs.
 
 mod demo;
 mod fetch;
 mod program;
+#[cfg(feature = "redis")]
+mod replicas;
 #[path = "../support/mod.rs"]
 mod support;
