@@ -235,6 +235,19 @@ impl Pace {
         }
     }
 
+    /// Holds as long as another account of the same host does, and changes nothing else.
+    #[cfg(feature = "redis")]
+    pub(crate) fn keep_hold(&mut self, other: &Self) {
+        let (hold_until, warm_until) = match self {
+            Self::Learned(pace) => (&mut pace.hold_until, &mut pace.warm_until),
+            Self::Reactive(pace) => (&mut pace.hold_until, &mut pace.warm_until),
+        };
+        if other.hold_until() > *hold_until {
+            *hold_until = other.hold_until();
+            *warm_until = other.warm_until().max(*warm_until);
+        }
+    }
+
     /// Holds the host back as a refusal would, but counts nothing.
     pub(crate) fn penalize(&mut self, now: Time, hold: Duration, rules: &Rules) {
         match self {

@@ -152,8 +152,9 @@ impl Redis {
         self
     }
 
-    /// How long the head of a queue waits before it asks again, while all permits are taken; each wait is drawn from
-    /// 20 % around it. Default 25 ms; at least 1 ms.
+    /// How long the head of a queue waits before it asks again, while all permits are taken, without
+    /// [`Queue::Fifo`]; each wait is drawn from 20 % around it, and is the longer the more processes ask. Default 25 ms; at
+    /// least 1 ms.
     pub fn retry_interval(mut self, interval: Duration) -> Self {
         self.retry_interval = interval.max(Duration::from_millis(1));
         self
@@ -174,9 +175,10 @@ impl Redis {
         self
     }
 
-    /// Spaces sends, and counts nobody in flight: `concurrency` is each process's own, and a
-    /// [`min_delay`](crate::HostGateLayer::min_delay) from completion serialises a host across all processes. A process
-    /// that is killed leaves nothing behind but the right distance. Default false.
+    /// Spaces sends, and counts nobody in flight: `concurrency` is each process's own. With a
+    /// [`min_delay`](crate::HostGateLayer::min_delay) from completion the next request of all processes goes that long
+    /// after the last one has ended, or while one is under way, that long after it was sent. A process that is killed
+    /// leaves nothing behind but the right distance. Default false.
     pub fn spacing_only(mut self, spacing_only: bool) -> Self {
         self.spacing_only = spacing_only;
         self

@@ -24,6 +24,8 @@ const SAFETY: Duration = Duration::from_millis(350);
 
 /// Two clocks that count milliseconds may be apart by this.
 const ROUNDING: Duration = Duration::from_millis(2);
+/// What the end of a cooldown may be late by, as we know it.
+const LATENCY: Duration = Duration::from_millis(100);
 /// How long an answer may be under way.
 const LATE: Duration = Duration::from_secs(1);
 
@@ -32,6 +34,8 @@ const LATE: Duration = Duration::from_secs(1);
 pub(in crate::gate) struct Remote {
     /// The head's question is under way.
     asking: bool,
+    /// It was put before what it depends on was changed here.
+    asked_before: bool,
     /// When a permit was handed over while it was, by the server's clock; zero is never.
     handed_at: u64,
     /// Leases on their way back.
@@ -101,6 +105,7 @@ impl Remote {
 
     /// The store is to be asked anew.
     pub(in crate::gate) fn forget_answer(&mut self) {
+        self.asked_before = self.asking;
         self.until = None;
         self.full_until = Time::default();
     }
@@ -146,16 +151,17 @@ impl Slot {
             self.watch(now, config);
         }
         let held = self.next_send_here(now, config);
-        let cooling = self.hold_until() > now;
+        let hold_until = self.hold_until();
         // The store may not know of what was sent while it was out of reach. What it does know it has counted in whole
         // milliseconds.
         let own = Some(self.own_limits_until(config)).filter(|own| own.since(now) > ROUNDING).unwrap_or_default();
         let full = self.is_full_at(now, config);
         let remote = self.remote();
-        if cooling {
-            // A send never goes out after a hold that it has not waited for.
-            remote.useless.extend(remote.granted.drain(..));
-        }
+        // A send never goes out after a hold that it has not waited for.
+        let (waited_for, others) =
+            remote.granted.drain(..).partition(|grant| grant.at >= hold_until || hold_until <= now);
+        remote.granted = waited_for;
+        remote.useless.extend::<VecDeque<_>>(others);
         if let Some(grant) = remote.granted.front() {
             if grant.at.max(own) > now {
                 return Err(Blocked::Until(grant.at.max(own)));
@@ -212,6 +218,7 @@ impl Slot {
     pub(in crate::gate) fn begin_ask(&mut self) -> Vec<Box<str>> {
         let remote = self.remote();
         remote.asking = true;
+        remote.asked_before = false;
         remote.handed_at = 0;
         mem::take(&mut remote.unconfirmed)
     }
@@ -230,6 +237,10 @@ impl Slot {
         let outdated = self.is_outdated(answer, now);
         let Asked { token, fair, retry, budget } = asked;
         let concurrency = self.concurrency(config);
+        let usable_at = match verdict {
+            Verdict::Admitted { at, .. } => self.usable_at(now.after(answer.until(at))),
+            _ => now,
+        };
         let remote = self.remote();
         remote.asking = false;
         remote.on_our_own = 0;
@@ -245,17 +256,18 @@ impl Slot {
                     remote.full_until = now.after(remote.next_look(retry));
                 }
                 let lease = Lease { token, at, binding };
-                remote.granted.push_back(Grant { lease, at: now.after(answer.until(at)), handed: false });
+                remote.granted.push_back(Grant { lease, at: usable_at, handed: false });
             }
             Verdict::Wait { at, reason } => {
                 let wait = answer.until(at);
                 remote.ticket = in_line && wait <= budget;
-                remote.until = (!outdated).then(|| (now.after(wait), reason));
+                remote.until = (!outdated && !remote.asked_before).then(|| (now.after(wait), reason));
             }
             Verdict::Full { others } => {
                 remote.ticket = in_line && !budget.is_zero();
                 remote.seek(others);
                 remote.full_until = match fair {
+                    _ if remote.asked_before => Time::default(),
                     false => now.after(remote.next_look(retry)),
                     // In the same millisecond either may have come first: better to ask once too often.
                     true if remote.handed_at >= answer.now => Time::default(),
@@ -269,11 +281,11 @@ impl Slot {
     fn handed(&mut self, handed: Handed, now: Time, config: &Config) {
         let Handed { lease, answer, .. } = handed;
         self.reflect(&answer, now, config);
+        let at = self.usable_at(now.after(answer.until(lease.at)));
         let remote = self.remote();
         remote.ticket = false;
         remote.handed_at = answer.now;
         remote.full_until = Time::default();
-        let at = now.after(answer.until(lease.at));
         remote.granted.push_back(Grant { lease, at, handed: true });
     }
 
@@ -311,11 +323,26 @@ impl Slot {
         if cleared {
             self.clear(now, config);
         }
-        let Some(memory) = &answer.pace else {
-            return;
-        };
-        let pace = Pace::recall(memory, Duration::ZERO, config.pacing, now, &rules);
-        self.watch(now, config).mirror(pace, now, &rules);
+        match &answer.pace {
+            Some(memory) => {
+                let pace = Pace::recall(memory, Duration::ZERO, config.pacing, now, &rules);
+                self.watch(now, config).mirror(pace, now);
+            }
+            // It may only not have been told yet.
+            None if self.remote().untold => {}
+            None => {
+                if let Some(paced) = self.paced() {
+                    paced.mirror(Pace::begin(config.pacing, now, 0), now);
+                }
+            }
+        }
+    }
+
+    /// When a permit for this instant can be used. The store has minded the cooldown that it knows of, which we may believe to
+    /// end later by as long as an answer takes; one that ends later than that it does not know of.
+    fn usable_at(&self, at: Time) -> Time {
+        let hold_until = self.hold_until();
+        if hold_until.since(at) < LATENCY { at.max(hold_until) } else { at }
     }
 
     fn cleared(&mut self, clears: u64, now: Time, config: &Config) {
@@ -371,10 +398,9 @@ impl Slot {
 }
 
 impl Paced {
-    fn mirror(&mut self, mut pace: Pace, now: Time, rules: &crate::pace::Rules) {
-        let known = self.pace.hold_until();
-        if known > now && known > pace.hold_until() {
-            pace.penalize(now, known.since(now), rules);
+    fn mirror(&mut self, mut pace: Pace, now: Time) {
+        if self.pace.hold_until() > now {
+            pace.keep_hold(&self.pace);
         }
         self.pace = pace;
     }

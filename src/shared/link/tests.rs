@@ -25,7 +25,7 @@ use std::sync::atomic::AtomicBool;
 use futures_util::FutureExt;
 use tokio::time::sleep;
 
-use self::support::redis::{Cluster, Fault, Proxy, Sentinel, Server, Standalone, Tls};
+use self::support::redis::{Build, Cluster, Fault, Proxy, Sentinel, Server, Standalone, Tls};
 use super::*;
 
 /// A call's timeout where a test is not about it: no busy machine takes so long.

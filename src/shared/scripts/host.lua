@@ -139,11 +139,18 @@ local function lasts(lease)
   return number(string.match(lease, '%.(%d+)$')) or lease_ttl
 end
 
-local counted
+-- How many leases there are, once that was asked for, and whether those that have ended are gone.
+local counted, is_exact
+
+local function at_most_in_flight()
+  counted = counted or read(leases, 'ZCARD', leases)
+  return counted
+end
 
 -- How many are in flight, those excepted whose lease has ended.
 local function in_flight()
-  if not counted then
+  if not is_exact then
+    is_exact = true
     redis.call('ZREMRANGEBYSCORE', leases, '-inf', text(now))
     local late = redis.call('ZRANGEBYSCORE', leases, text(now + lease_ttl + 1), '+inf', 'WITHSCORES')
     for i = 1, #late, 2 do
@@ -161,12 +168,9 @@ local function is_full()
   if cap == 0 then
     return false
   end
-  if counted == nil and read(leases, 'ZCARD', leases) < cap and not p then
-    -- Whether some of these have ended does not matter.
-    return false
-  end
-  local serial = p and pace.is_serial(p, now)
-  return in_flight() >= (serial and 1 or cap)
+  local most = p and pace.is_serial(p, now) and 1 or cap
+  -- Whether some of them have ended matters only if they are too many.
+  return at_most_in_flight() >= most and in_flight() >= most
 end
 
 -- --- when the next one goes -------------------------------------------------------------------------------------------
@@ -253,10 +257,8 @@ end
 
 local function lease(token, ttl)
   if cap > 0 then
-    local had = counted
-    redis.call('ZADD', leases, text(now + ttl), token)
+    counted = at_most_in_flight() + redis.call('ZADD', leases, text(now + ttl), token)
     keep(leases, math.max(ttl, lease_ttl))
-    counted = had and had + 1
   end
 end
 
@@ -313,6 +315,6 @@ end
 -- Every answer: the clock, what is in flight, how often the host was cleared, and its pace.
 local function answer(...)
   local packed = save()
-  local count = cap > 0 and (counted or redis.call('ZCARD', leases)) or 0
+  local count = cap > 0 and at_most_in_flight() or 0
   return { text(now), count, clears, packed, ... }
 end

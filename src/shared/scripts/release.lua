@@ -45,7 +45,7 @@ else
     end
   end
 end
-if p and pace.is_cold(p, now) and outcome == 'success' and in_flight() == 0 then
+if p and pace.is_cold(p, now) and outcome == 'success' and at_most_in_flight() == 0 then
   -- Nobody waits for this host: there is nothing to remember of it.
   redis.call('HDEL', state, 'p')
   p, changed.p = nil, nil

@@ -199,7 +199,7 @@ async fn one_dialler_pauses_longer_and_longer() {
     .await;
 
     // The first at once, and each pause at least three quarters of 50, 100, 200, 400, 800 ms.
-    let least: u32 = (0..attempts().await - 1).map(|nth| (50 * 3 / 4 << nth).min(750)).sum();
+    let least: u32 = (0..attempts().await - 1).map(|nth| ((50 * 3 / 4) << nth).min(750)).sum();
     let passed = killed.elapsed();
     assert!(passed >= Duration::from_millis(least.into()), "{least} ms at least, not {passed:?}");
     assert_eq!(linked.outages(), [degraded(BackendErrorKind::Unreachable)]);

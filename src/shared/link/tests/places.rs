@@ -194,3 +194,35 @@ async fn these_rights_are_enough() {
     assert_eq!(linked.count("other").await.unwrap_err().kind(), BackendErrorKind::Reply);
     assert_eq!(linked.events(), [Event::Recover]);
 }
+
+/// Redis 6.2 answers `ERR` when a command of a script fails, and hides the command's own reply in the text.
+#[tokio::test]
+async fn older_and_other_servers_are_understood() {
+    for build in [Build::Redis62, Build::Valkey] {
+        if !build.is_available() {
+            continue;
+        }
+        let server = Standalone::build(build).await;
+        let linked = Linked::with(Target::parse(&server.url()).unwrap(), AMPLE, &["news"]);
+        linked.count("n").await.unwrap();
+        server.cli(&["SCRIPT", "FLUSH"]).await;
+        linked.count("n").await.unwrap();
+        server.cli(&["PUBLISH", "news", "text"]).await;
+        until("the message arrives", async || linked.messages().len() == 1).await;
+
+        server.cli(&["CONFIG", "SET", "maxmemory", "1"]).await;
+        assert_eq!(linked.count("n").await.unwrap_err().kind(), BackendErrorKind::OutOfMemory, "{build:?}");
+        let unknown = Script::new("return redis.call('NOSUCH')");
+        let error = linked.link.run(&unknown, &["n"], &[]).await.unwrap_err();
+        assert_eq!(error.kind(), BackendErrorKind::Unsupported, "{build:?}: {error}");
+        assert_eq!(linked.state(), State::Up, "{build:?}");
+
+        server.cli(&["CONFIG", "SET", "maxmemory", "0"]).await;
+        server.cli(&["REPLICAOF", "127.0.0.1", "1"]).await;
+        let error = linked.count("n").await.unwrap_err();
+        assert_eq!(error.kind(), BackendErrorKind::ReadOnly, "{build:?}: {error}");
+        assert_eq!(linked.fails_at_once(), Some(BackendErrorKind::Down));
+        server.cli(&["REPLICAOF", "NO", "ONE"]).await;
+        linked.until_recovered().await;
+    }
+}

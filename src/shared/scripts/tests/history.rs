@@ -180,6 +180,44 @@ pub(super) fn any_sequel() -> impl Strategy<Value = History> {
     })
 }
 
+// --- where one rule ends and another one begins ------------------------------------------------------------------------
+
+/// Too narrow to be met by chance.
+pub(super) fn edges() -> [History; 5] {
+    let ok = Step::Succeeded(Some(Origin::Newest { again: false }));
+    let refused = |hint| Step::Throttled(Some(Origin::Newest { again: false }), Answer { hint, ..Answer::default() });
+    let now = NOW;
+    let ago = |ms: u64| NOW - ms;
+    // The common ones; last_ok, burst_sent, run_sent; hold, gap, hi, lo, tried; burst, out, run; since, need, patience,
+    // evidence; flags.
+    let only_soft = 1;
+    let smallest = format!("0 0 0 0 0 {} {} {} 0 30 30 0 0 1 1 9 9 1 8 1 0", ago(30), ago(30), ago(900));
+    let floor = format!("0 0 0 0 0 {} {} {} 0 2000 2000 0 0 2 1 9 0 9 8 1 0", ago(9_000), ago(30), ago(9_000));
+    let chance = format!(
+        "{now} 0 {} {} 2 {} {} {} 2000 0 0 0 0 0 1 5 0 1 8 0 {only_soft}",
+        now + 60_000,
+        ago(2_000),
+        ago(9_000),
+        ago(10_000),
+        ago(10_000),
+    );
+    let pardon =
+        format!("0 0 0 {} 1 0 {} {} 2000 1000 2000 0 0 1 1 1 0 1 8 1 {only_soft}", ago(9_000), ago(30), ago(30));
+    let served = Step::Succeeded(Some(Origin::Newest { again: true }));
+    let outage = [Step::Sent, ok.clone(), Step::Idle(1_000), Step::Sent, refused(Some(129_000)), Step::Idle(129_000)];
+    [
+        (Start::Begun(0), [&outage[..], &[Step::Sent, ok.clone()]].concat()),
+        (Start::Stored(smallest), vec![Step::Sent, ok.clone()]),
+        (Start::Stored(floor), vec![Step::Sent, ok.clone(), refused(None)]),
+        (Start::Stored(chance), vec![Step::Sent, ok]),
+        (Start::Stored(pardon), vec![Step::Penalized(1_000), Step::Sent, served]),
+    ]
+    .map(|(start, steps)| {
+        let rules = [2_000, 900_000, 1_000, 120_000];
+        History { pacing: Pacing::Learned, rules, provider: Provider::default(), start, steps }
+    })
+}
+
 // --- told -------------------------------------------------------------------------------------------------------------
 
 /// The commands for the scripts, and what is known of the host after each.

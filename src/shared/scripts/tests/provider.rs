@@ -4,30 +4,23 @@ use std::collections::VecDeque;
 
 use proptest::prelude::*;
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Provider {
     limit: Limit,
     /// When it accepted something, oldest first.
     accepted: VecDeque<u64>,
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 enum Limit {
+    #[default]
     None,
     /// So many in any interval of this width.
-    Window {
-        most: usize,
-        width: u64,
-    },
+    Window { most: usize, width: u64 },
     /// So many per interval, which begins at multiples of its width.
-    Fixed {
-        most: usize,
-        width: u64,
-    },
+    Fixed { most: usize, width: u64 },
     /// Nothing until then, counted from the first request.
-    Outage {
-        until: u64,
-    },
+    Outage { until: u64 },
 }
 
 pub(super) fn any_provider() -> impl Strategy<Value = Provider> {

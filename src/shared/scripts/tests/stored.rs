@@ -6,11 +6,12 @@ use proptest::prelude::*;
 pub(super) const NOW: u64 = 1_700_000_000_000;
 
 /// Milliseconds on a grid, where instants meet.
-pub(super) fn any_span() -> impl Strategy<Value = u64> {
-    prop_oneof![2 => Just(0), 8 => (0..12_u64).prop_map(|steps| 500 * steps), 1 => Just(130_000), 1 => 0..200_000_u64]
+pub(super) fn any_span() -> BoxedStrategy<u64> {
+    let on_grid = (1..5_u64).prop_map(|steps| 500 * steps);
+    prop_oneof![2 => Just(0), 8 => on_grid, 2 => Just(130_000), 1 => 0..200_000_u64].boxed()
 }
 
-fn any_instant() -> impl Strategy<Value = u64> {
+fn any_instant() -> BoxedStrategy<u64> {
     let ago = prop_oneof![5 => any_span(), 1 => 0..2_000_000_u64, 1 => 0..NOW];
     let ahead = prop_oneof![5 => any_span(), 1 => 0..2_000_000_u64, 1 => 0..1_u64 << 52];
     prop_oneof![
@@ -19,15 +20,17 @@ fn any_instant() -> impl Strategy<Value = u64> {
         8 => ago.prop_map(|ago| NOW - ago),
         4 => ahead.prop_map(|ahead| NOW + ahead),
     ]
+    .boxed()
 }
 
-fn any_word() -> impl Strategy<Value = u64> {
+fn any_word() -> BoxedStrategy<u64> {
     let most = u32::MAX.into();
     prop_oneof![2 => Just(0), 6 => any_span(), 4 => 0..40_u64, 2 => 0..200_000_u64, 1 => Just(most), 1 => 0..=most]
+        .boxed()
 }
 
-fn any_count(most: u64) -> impl Strategy<Value = u64> {
-    prop_oneof![6 => 0..4_u64, 2 => 4..20_u64, 1 => 126..130_u64, 1 => most - 2..=most, 1 => 0..=most]
+fn any_count(most: u64) -> BoxedStrategy<u64> {
+    prop_oneof![6 => 0..4_u64, 2 => 4..20_u64, 1 => 126..130_u64, 1 => most - 2..=most, 1 => 0..=most].boxed()
 }
 
 pub(super) fn any_text() -> impl Strategy<Value = String> {
