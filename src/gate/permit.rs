@@ -244,6 +244,9 @@ impl Permit {
             slot.remote().tell_later();
             return None;
         }
+        if report.is_news() {
+            slot.begin_report();
+        }
         let token = lease.map(|lease| lease.token).unwrap_or_default();
         let sent = !matches!(self.stage, Stage::Admitted(_));
         Some(Release { terms: slot.host_terms(&self.gate.config), token, sent, report, label, awaited })

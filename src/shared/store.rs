@@ -105,6 +105,8 @@ impl From<Outcome> for Heard {
 pub(crate) struct Answer {
     /// The server's clock, in milliseconds.
     pub(crate) now: u64,
+    /// The same in microseconds, which no two answers of a host share.
+    pub(crate) micros: u64,
     pub(crate) in_flight: usize,
     /// How often the host was cleared.
     pub(crate) clears: u64,
@@ -126,6 +128,8 @@ pub(crate) enum Verdict {
     Full {
         others: u64,
     },
+    /// A permit is on its way to this process.
+    Claim,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -229,6 +233,7 @@ impl Store {
                     let verdict = Verdict::Wait { at: answer.number(1)?, reason: reason(answer.word(2)?) };
                     return Ok((answer, verdict));
                 }
+                "claim" => return Ok((answer, Verdict::Claim)),
                 "full" => {
                     let verdict = Verdict::Full { others: answer.number(1)? };
                     return Ok((answer, verdict));
@@ -371,13 +376,14 @@ impl Store {
         }
         let mut fields = text.strip_prefix("grant ")?.splitn(7, ' ');
         let mut next = || fields.next();
-        let (now, at) = (next()?.parse().ok()?, next()?.parse().ok()?);
+        let (micros, at): (u64, u64) = (next()?.parse().ok()?, next()?.parse().ok()?);
+        let now = micros / 1000;
         let binding = next()? == "1";
         let clears = next()?.parse().ok()?;
         let state = next()?.to_owned();
         let lease = Lease { token: next()?.into(), at, binding };
         let pace = wire::read(next()?, now);
-        let answer = Answer { now, in_flight: 0, clears, pace, rest: Vec::new() };
+        let answer = Answer { now, micros, in_flight: 0, clears, pace, rest: Vec::new() };
         Some(Pushed::Handed(Box::new(Handed { state, lease, answer })))
     }
 
@@ -394,10 +400,11 @@ impl Answer {
         };
         let mut values = values.into_iter();
         let mut next = || values.next().ok_or_else(malformed);
-        let (now, in_flight, clears) = (number(&next()?)?, number(&next()?)?, number(&next()?)?);
+        let (micros, in_flight, clears) = (number(&next()?)?, number(&next()?)?, number(&next()?)?);
+        let now = micros / 1000;
         let pace = wire::read(text(&next()?)?, now);
         let in_flight = usize::try_from(in_flight).map_err(|_| malformed())?;
-        Ok(Self { now, in_flight, clears, pace, rest: values.collect() })
+        Ok(Self { now, micros, in_flight, clears, pace, rest: values.collect() })
     }
 
     fn word(&self, nth: usize) -> Result<&str, BackendError> {

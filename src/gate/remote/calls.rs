@@ -151,13 +151,17 @@ impl Gate {
     /// Gives a lease back and reports. What cannot be given back now is when the store is there again.
     pub(in crate::gate) fn release(self: &Arc<Self>, key: &HostKey, release: Release) {
         let Some(shared) = &self.shared else { return };
-        let releasing = Releasing { gate: Arc::clone(self), key: key.clone(), release };
+        let news = release.report.is_news();
+        let releasing = Releasing { gate: Arc::clone(self), key: key.clone(), release, news };
         self.spawn(shared, releasing.run());
     }
 
     /// What a response meant for a host of which the request has no permit.
     pub(in crate::gate) fn report(self: &Arc<Self>, key: &HostKey, report: Report, label: Option<&'static str>) {
         let terms = self.new_slot(0, key).host_terms(&self.config);
+        if report.is_news() {
+            self.with_slot(key, |slot, _| slot.begin_report());
+        }
         self.release(key, Release { terms, token: Box::default(), sent: false, report, label, awaited: false });
     }
 
@@ -319,6 +323,8 @@ struct Releasing {
     gate: Arc<Gate>,
     key: HostKey,
     release: Release,
+    /// The slot waits for a report in it to arrive.
+    news: bool,
 }
 
 impl Releasing {
@@ -332,7 +338,11 @@ impl Releasing {
         let operation = if token.is_empty() { Operation::Report } else { Operation::Release };
         let error = match result {
             Ok((answer, Released { held, others })) => {
+                let news = mem::take(&mut self.news);
                 gate.with_slot(&self.key, |slot, now| {
+                    if news {
+                        slot.reported();
+                    }
                     slot.reflect(&answer, now, &gate.config);
                     slot.remote().seek(others);
                 });
@@ -363,6 +373,9 @@ impl Drop for Releasing {
         if let Some(shared) = self.gate.shared.as_ref().filter(|_| !self.release.token.is_empty()) {
             // Its runtime has ended before it has.
             shared.could_not_release(&self.key, self.release.terms, mem::take(&mut self.release.token));
+        }
+        if mem::take(&mut self.news) {
+            self.gate.with_slot(&self.key, |slot, _| slot.reported());
         }
         if self.release.awaited {
             let fair = self.gate.shared.as_ref().is_some_and(|shared| shared.store.is_fair());

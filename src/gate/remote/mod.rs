@@ -36,7 +36,7 @@ pub(in crate::gate) struct Remote {
     asking: bool,
     /// It was put before what it depends on was changed here.
     asked_before: bool,
-    /// When a permit was handed over while it was, by the server's clock; zero is never.
+    /// When a permit was handed over while it was, by the server's clock in microseconds; zero is never.
     handed_at: u64,
     /// Leases on their way back.
     releasing: u32,
@@ -55,8 +55,10 @@ pub(in crate::gate) struct Remote {
     on_our_own: usize,
     /// The store has not heard of what was learnt here.
     untold: bool,
+    /// Refusals on their way to the store.
+    reporting: u32,
     clears: u64,
-    /// The newest answer, by the server's clock in milliseconds.
+    /// The newest answer, by the server's clock in microseconds.
     newest: u64,
     /// Answers from before the last clearing may come until then.
     clearing_until: Time,
@@ -84,7 +86,12 @@ pub(in crate::gate) struct Leftovers {
 
 impl Remote {
     pub(in crate::gate) fn says_nothing(&self, now: Time) -> bool {
-        let busy = self.asking || self.releasing > 0 || self.ticket || self.untold || self.on_our_own > 0;
+        let busy = self.asking
+            || self.releasing > 0
+            || self.reporting > 0
+            || self.ticket
+            || self.untold
+            || self.on_our_own > 0;
         let kept = self.full_until.max(self.until.map_or(self.full_until, |(until, _)| until)) > now;
         !busy && !kept && self.granted.is_empty() && self.useless.is_empty() && self.unconfirmed.is_empty()
     }
@@ -123,7 +130,7 @@ impl Remote {
     /// How long to wait before the store is asked again: the longer the more processes do, so that a permit is found as
     /// soon and the store is not asked the more often.
     fn next_look(&self, retry: Duration) -> Duration {
-        jittered(retry.saturating_add(retry.saturating_mul(self.others) / 12))
+        jittered(retry.saturating_add(retry.saturating_mul(self.others) / 24))
     }
 
     /// What was learnt here has to be told later.
@@ -246,7 +253,7 @@ impl Slot {
         remote.on_our_own = 0;
         remote.until = None;
         // Whoever was handed a permit after this answer has no ticket any more.
-        let in_line = fair && remote.handed_at <= answer.now;
+        let in_line = fair && remote.handed_at < answer.micros;
         match verdict {
             Verdict::Admitted { at, binding } => {
                 remote.ticket = false;
@@ -263,14 +270,19 @@ impl Slot {
                 remote.ticket = in_line && wait <= budget;
                 remote.until = (!outdated && !remote.asked_before).then(|| (now.after(wait), reason));
             }
+            Verdict::Claim => {
+                remote.ticket = false;
+                // Taken up already, as a rule; if not, word of it may be lost.
+                let taken_up = remote.handed_at > 0;
+                remote.full_until = if taken_up { Time::default() } else { now.after(jittered(retry)) };
+            }
             Verdict::Full { others } => {
                 remote.ticket = in_line && !budget.is_zero();
                 remote.seek(others);
                 remote.full_until = match fair {
                     _ if remote.asked_before => Time::default(),
                     false => now.after(remote.next_look(retry)),
-                    // In the same millisecond either may have come first: better to ask once too often.
-                    true if remote.handed_at >= answer.now => Time::default(),
+                    true if !in_line => Time::default(),
                     true => now.after(jittered(SAFETY)),
                 };
             }
@@ -284,7 +296,7 @@ impl Slot {
         let at = self.usable_at(now.after(answer.until(lease.at)));
         let remote = self.remote();
         remote.ticket = false;
-        remote.handed_at = answer.now;
+        remote.handed_at = answer.micros;
         remote.full_until = Time::default();
         remote.granted.push_back(Grant { lease, at, handed: true });
     }
@@ -295,17 +307,27 @@ impl Slot {
         self.hold_until().max(told.unwrap_or_default())
     }
 
+    /// A refusal is on its way to the store, and has arrived there, or will not.
+    pub(in crate::gate) fn begin_report(&mut self) {
+        self.remote().reporting += 1;
+    }
+
+    fn reported(&mut self) {
+        let remote = self.remote();
+        remote.reporting = remote.reporting.saturating_sub(1);
+    }
+
     /// A lease is on its way back.
     pub(in crate::gate) fn begin_release(&mut self) {
         self.remote().releasing += 1;
     }
 
-    /// It has arrived, or will not. Where other processes look for a permit it is left to them half of the time: whoever
+    /// It has arrived, or will not. Where other processes look for a permit it is left to them one time in four: whoever
     /// gives it back knows first that it is free, and would keep it for ever.
     fn released(&mut self, fair: bool) {
         let remote = self.remote();
         remote.releasing = remote.releasing.saturating_sub(1);
-        if !fair && (remote.others == 0 || fastrand::bool()) {
+        if !fair && (remote.others == 0 || fastrand::u8(..4) > 0) {
             remote.full_until = Time::default();
         }
     }
@@ -319,22 +341,23 @@ impl Slot {
         let rules = self.rules(config);
         let cleared = answer.clears > self.remote().clears;
         self.remote().clears = answer.clears;
-        self.remote().newest = answer.now;
+        self.remote().newest = answer.micros;
         if cleared {
             self.clear(now, config);
         }
-        match &answer.pace {
-            Some(memory) => {
-                let pace = Pace::recall(memory, Duration::ZERO, config.pacing, now, &rules);
-                self.watch(now, config).mirror(pace, now);
-            }
-            // It may only not have been told yet.
-            None if self.remote().untold => {}
-            None => {
-                if let Some(paced) = self.paced() {
-                    paced.mirror(Pace::begin(config.pacing, now, 0), now);
-                }
-            }
+        let pace = match &answer.pace {
+            Some(memory) => Pace::recall(memory, Duration::ZERO, config.pacing, now, &rules),
+            None => Pace::begin(config.pacing, now, 0),
+        };
+        let is_behind = self.remote().untold || self.remote().reporting > 0;
+        if answer.pace.is_some() {
+            self.watch(now, config);
+        }
+        match self.paced() {
+            // What was learnt here is news to it yet.
+            Some(paced) if is_behind => paced.pace.keep_hold(&pace),
+            Some(paced) => paced.mirror(pace, now),
+            None => {}
         }
     }
 
@@ -365,7 +388,7 @@ impl Slot {
     /// a store that has lost its data counts anew.
     fn is_outdated(&self, answer: &Answer, now: Time) -> bool {
         let Some(remote) = self.remote_ref() else { return false };
-        let overtaken = answer.now < remote.newest && remote.newest - answer.now < LATE.as_millis() as u64;
+        let overtaken = answer.micros < remote.newest && remote.newest - answer.micros < LATE.as_micros() as u64;
         overtaken || (answer.clears < remote.clears && now < remote.clearing_until)
     }
 

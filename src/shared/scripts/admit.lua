@@ -35,6 +35,10 @@ end
 
 local free = not full and at <= now
 if claim_ttl > 0 and not (free and read(tickets, 'ZCARD', tickets) == 0) and at - now <= budget then
+  -- A permit is on its way to this process, for the request that asks here: it draws no second ticket.
+  if is_claimed_by(process) then
+    return answer('claim')
+  end
   redis.call('ZADD', tickets, text(now - waited), process)
   keep(tickets, math.max(lease_ttl, SLACK))
   local mine, binding = hand_over(process, token)

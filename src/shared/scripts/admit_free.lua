@@ -4,7 +4,8 @@ do
   local cap, quota, min_delay = tonumber(ARGV[1]), ARGV[5], ARGV[3]
   if cap > 0 and quota == '0' and min_delay == '0' and #ARGV == 19 and redis.call('EXISTS', KEYS[1], KEYS[4]) == 0 then
     local clock = redis.call('TIME')
-    local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
+    local micros = clock[1] * 1000000 + clock[2]
+    local now = math.floor(micros / 1000)
     local not_after = tonumber(ARGV[17])
     local count = redis.pcall('ZCARD', KEYS[2])
     if type(count) == 'number' and count < cap and (not_after == 0 or now <= not_after) then
@@ -14,8 +15,7 @@ do
       if redis.call('PTTL', KEYS[2]) < ttl then
         redis.call('PEXPIRE', KEYS[2], string.format('%.0f', ttl + 60000))
       end
-      local at = string.format('%.0f', now)
-      return { at, count + added, 0, '', 'admitted', at, 0 }
+      return { string.format('%.0f', micros), count + added, 0, '', 'admitted', string.format('%.0f', now), 0 }
     end
   end
 end

@@ -5,7 +5,8 @@
 -- which only somebody else can have written, is dropped.
 
 local clock = redis.call('TIME')
-local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
+local micros = clock[1] * 1000000 + clock[2]
+local now = math.floor(micros / 1000)
 
 local state, leases, sends, tickets, seekers = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 
@@ -104,9 +105,17 @@ local function watch(just_sent)
   return p
 end
 
+local packed
+
+-- The pace as it is stored: packed anew after a send, and not before everything else has been done to it.
+local function pack()
+  packed = packed or (changed.p and pace.pack(p) or p and stored[1] or '')
+  return packed
+end
+
 local function save()
   local fields = {}
-  local packed = changed.p and pace.pack(p) or p and stored[1] or ''
+  local packed = pack()
   if changed.p then
     changed.p = packed
   end
@@ -251,6 +260,7 @@ local function record_send(at)
   if p then
     binding = pace.sent(p, at)
     changed.p = true
+    packed = nil
   end
   return binding
 end
@@ -268,6 +278,17 @@ local function confirm(token)
 end
 
 -- --- the fair queue ---------------------------------------------------------------------------------------------------
+
+-- Whether a permit was handed to this process that it has not taken up yet.
+local function is_claimed_by(process)
+  local unclaimed = redis.call('ZRANGEBYSCORE', leases, text(now), text(now + claim_ttl + horizon))
+  for _, token in ipairs(unclaimed) do
+    if string.sub(token, 1, #process + 1) == process .. '.' and string.match(token, 'g%.%d+$') then
+      return true
+    end
+  end
+  return false
+end
 
 -- Gives free slots to those who have waited longest, one ticket per process: a lease that has to be claimed, and word of
 -- it. A slot that is free within the horizon is given at once, with the instant of the send; `process`, who is asking,
@@ -289,7 +310,7 @@ local function hand_over(process, token)
     lease(claim, claim_ttl + at - now)
     changed.n = redis.call('HGET', state, 'n')
     redis.call('PUBLISH', channel .. first, table.concat({
-      'grant', text(now), text(at), binding and '1' or '0', text(clears), state, claim, p and pace.pack(p) or '',
+      'grant', text(micros), text(at), binding and '1' or '0', text(clears), state, claim, pack(),
     }, ' '))
   end
 end
@@ -312,9 +333,9 @@ local function others(process)
   return count
 end
 
--- Every answer: the clock, what is in flight, how often the host was cleared, and its pace.
+-- Every answer: the clock in microseconds, which tells two answers of a millisecond apart, what is in flight, how often the host was cleared, and its pace.
 local function answer(...)
   local packed = save()
   local count = cap > 0 and at_most_in_flight() or 0
-  return { text(now), count, clears, packed, ... }
+  return { text(micros), count, clears, packed, ... }
 end

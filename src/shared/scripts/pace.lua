@@ -156,7 +156,7 @@ local function load_pace(rules)
     at_most(p, 'hi', cap)
     if p.gap == 0 then
       put(p, 'hi', 0)
-    elseif p.hi > 0 or p.streak == 0 then
+    elseif p.hi > 0 or p.streak == 0 or (p.streak == 1 and p.only_soft) then
       put(p, 'hi', max(p.hi, p.gap))
     end
     at_most(p, 'lo', max(p.hi, p.gap))

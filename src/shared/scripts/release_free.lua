@@ -7,8 +7,7 @@ then
   local removed = redis.pcall('ZREM', KEYS[2], ARGV[15])
   if type(removed) == 'number' then
     local clock = redis.call('TIME')
-    local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
-    return { string.format('%.0f', now), 0, 0, '', tonumber(ARGV[1]) == 0 and 1 or removed, 0 }
+    return { string.format('%.0f', clock[1] * 1000000 + clock[2]), 0, 0, '', tonumber(ARGV[1]) == 0 and 1 or removed, 0 }
   end
 end
 

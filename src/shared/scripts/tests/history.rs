@@ -201,8 +201,13 @@ pub(super) fn edges() -> [History; 5] {
         ago(10_000),
         ago(10_000),
     );
-    let pardon =
-        format!("0 0 0 {} 1 0 {} {} 2000 1000 2000 0 0 1 1 1 0 1 8 1 {only_soft}", ago(9_000), ago(30), ago(30));
+    let pardon = format!(
+        "0 0 {} {} 1 0 {} {} 2000 1000 2000 0 0 1 1 1 0 1 8 1 {only_soft}",
+        now + 60_000,
+        ago(9_000),
+        ago(30),
+        ago(30),
+    );
     let served = Step::Succeeded(Some(Origin::Newest { again: true }));
     let outage = [Step::Sent, ok.clone(), Step::Idle(1_000), Step::Sent, refused(Some(129_000)), Step::Idle(129_000)];
     [
@@ -210,7 +215,7 @@ pub(super) fn edges() -> [History; 5] {
         (Start::Stored(smallest), vec![Step::Sent, ok.clone()]),
         (Start::Stored(floor), vec![Step::Sent, ok.clone(), refused(None)]),
         (Start::Stored(chance), vec![Step::Sent, ok]),
-        (Start::Stored(pardon), vec![Step::Penalized(1_000), Step::Sent, served]),
+        (Start::Stored(pardon), vec![Step::Sent, served]),
     ]
     .map(|(start, steps)| {
         let rules = [2_000, 900_000, 1_000, 120_000];
