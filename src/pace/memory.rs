@@ -216,10 +216,12 @@ fn learned(memory: &Memory, then: Then, rules: &Rules) -> Learned {
     let capped = |ms: u64| u32::try_from(ms).unwrap_or(u32::MAX).min(cap);
     let counted = |n: u64, least: u64, most: u64| u8::try_from(n.clamp(least, most)).unwrap_or(u8::MAX);
     let gap = capped(lesson.gap_ms);
+    // A lone 403 is pardoned, and changes nothing.
+    let is_pardonable = streak == 1 && lesson.only_soft;
     let hi = match capped(lesson.hi_ms) {
         _ if gap == 0 => 0,
-        // Only a streak of refusals leads to measuring it anew.
-        0 if streak > 0 => 0,
+        // Only a streak that leads to measuring it anew may be without.
+        0 if streak > 0 && !is_pardonable => 0,
         hi => hi.max(gap),
     };
     Learned {
