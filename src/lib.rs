@@ -42,6 +42,11 @@
 //! [`InFlightRetry`](retry::InFlightRetry), a timeout for the send alone, a limit over all hosts, the client. A timeout
 //! outside the gate counts the wait, one inside counts the send only.
 //!
+//! # Across processes
+//!
+//! Replicas with a gate each are as many times too fast as there are replicas. With the feature `redis`,
+//! `HostGateLayer::shared` keeps the state of every host in Redis or Valkey; see the module `shared`.
+//!
 //! [tower]: https://docs.rs/tower
 
 #![forbid(unsafe_code)]

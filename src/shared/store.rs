@@ -148,6 +148,7 @@ pub(crate) enum Steer {
     /// What was learnt while the store was out of reach.
     Merge(Box<Memory>),
     /// A retry below the gate sends once more after this.
+    #[cfg(feature = "retry")]
     Resend(Duration),
     /// A permit that was handed over is in use.
     Confirm(Box<str>),
@@ -310,6 +311,7 @@ impl Store {
                 args.text(&wire::write(memory, now));
                 args.number(now);
             }
+            #[cfg(feature = "retry")]
             Steer::Resend(delay) => {
                 args.text("resend");
                 args.number(ceil_ms(*delay));

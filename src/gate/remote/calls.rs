@@ -19,11 +19,11 @@ use crate::hosts::HostSnapshot;
 use crate::observe::{self, ErrorEvent, Operation};
 use crate::pace::{Memory, Time};
 use crate::shared::{
-    Ask, BackendError, BackendErrorKind, Connection, Heard, Hooks, HostTerms, Pushed, Redis, Released, Report, Steer,
-    Store, Via,
+    Ask, BackendError, BackendErrorKind, Connection, Hooks, HostTerms, Pushed, Redis, Released, Report, Steer, Store,
+    Via,
 };
 #[cfg(feature = "retry")]
-use crate::{gate::Refused, pace::Ticket, verdict::Outcome};
+use crate::{gate::Refused, pace::Ticket, shared::Heard, verdict::Outcome};
 
 /// How often it is tried to tell the store what could not be told before.
 const CATCH_UP_EVERY: Duration = Duration::from_secs(1);

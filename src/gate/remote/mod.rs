@@ -20,7 +20,7 @@ use crate::pace::{Pace, Time};
 use crate::shared::{Answer, Handed, HostTerms, Lease, Verdict};
 
 /// How long a ticket holder waits for its turn before it asks whether it has missed it.
-const SAFETY: Duration = Duration::from_millis(350);
+const SAFETY: Duration = Duration::from_millis(300);
 
 /// Two clocks that count milliseconds may be apart by this.
 const ROUNDING: Duration = Duration::from_millis(2);
