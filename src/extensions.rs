@@ -52,7 +52,8 @@ pub(crate) fn terms<B>(request: &Request<B>) -> Terms {
             again: again.map(|again| again.waited),
             softly_refused: again.is_some_and(|again| again.softly_refused),
             label: extensions.get().map(|Label(label)| *label),
-            ..Terms::default()
+            #[cfg(feature = "redis")]
+            only_here: false,
         }
     };
     if request.method() == Method::HEAD {
