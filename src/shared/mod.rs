@@ -3,11 +3,10 @@
 //! The gate of this process stays the gate. At the head of a host's queue it asks the store instead of deciding alone, and
 //! each answer brings what all processes know of the host. Whenever the store does not answer, the gate goes on by itself.
 //!
-//! request → head of its host's queue in this process → [`admit.lua`] → lease → send → [`release.lua`] with what the
-//! response meant → lease back.
+//! request → head of its host's queue in this process → `admit.lua` in the store → lease → send → `release.lua` with what
+//! the response meant → lease back.
 //!
-//! [`admit.lua`]: self::scripts
-//! [`release.lua`]: self::scripts
+//! `docs/shared.md` says which mode to choose, what each setting means across processes, and what the server needs.
 
 mod error;
 mod keys;

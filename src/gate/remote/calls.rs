@@ -133,16 +133,26 @@ impl Gate {
     }
 
     pub(in crate::gate) fn give_back_leftovers(self: &Arc<Self>, key: &HostKey, terms: HostTerms, left: Leftovers) {
-        let Leftovers { grants, confirm, ticket } = left;
+        let Leftovers { grants, confirm, ticket, idle } = left;
         for grant in grants {
             self.release(key, Release::unused(terms, grant.lease.token));
         }
         for token in confirm {
             self.steer(key, terms, Operation::Acquire, Steer::Confirm(token));
         }
-        if let Some(shared) = self.shared.as_ref().filter(|_| ticket) {
-            lock(&shared.in_line).remove(&shared.store.state_key(key));
+        if ticket {
             self.steer(key, terms, Operation::Acquire, Steer::Leave);
+        } else if idle {
+            self.leave_line(key);
+        }
+    }
+
+    /// Nobody here waits for this host any more, and no permit for it is on its way.
+    fn leave_line(&self, key: &HostKey) {
+        let Some(shared) = self.shared.as_ref().filter(|shared| shared.store.is_fair()) else { return };
+        let mut shard = self.table.lock(self.table.hash(key));
+        if shard.get(self.table.hash(key), key).is_none_or(|slot| !slot.is_in_line()) {
+            lock(&shared.in_line).remove(&shared.store.state_key(key));
         }
     }
 
@@ -194,7 +204,12 @@ impl Gate {
         self.spawn(shared, async move {
             let Some(shared) = &gate.shared else { return };
             match shared.store.steer(Via::Link, &key, &terms, &steer).await {
-                Ok(answer) => gate.with_slot(&key, |slot, now| slot.reflect(&answer, now, &gate.config)),
+                Ok(answer) => {
+                    gate.with_slot(&key, |slot, now| slot.reflect(&answer, now, &gate.config));
+                    if matches!(steer, Steer::Leave) {
+                        gate.leave_line(&key);
+                    }
+                }
                 Err(error) => {
                     gate.tell_later(&key);
                     gate.report_error(operation, &error, &key, None);

@@ -82,6 +82,8 @@ pub(in crate::gate) struct Leftovers {
     grants: Vec<Grant>,
     confirm: Vec<Box<str>>,
     ticket: bool,
+    /// There is nothing to wait for.
+    idle: bool,
 }
 
 impl Remote {
@@ -406,7 +408,13 @@ impl Slot {
             grants: remote.granted.drain(..).collect(),
             confirm: mem::take(&mut remote.unconfirmed),
             ticket: mem::take(&mut remote.ticket),
+            idle: !remote.asking,
         }
+    }
+
+    /// A permit may be handed to this process.
+    fn is_in_line(&self) -> bool {
+        self.queued() > 0 || self.remote_ref().is_some_and(|remote| remote.asking || remote.ticket)
     }
 
     /// What this process brings to a call.
