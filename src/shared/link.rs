@@ -341,4 +341,4 @@ impl ServerClock {
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

@@ -19,6 +19,8 @@ use std::time::Duration;
 
 pub use self::error::{BackendError, BackendErrorKind, InvalidRedis};
 use self::link::Target;
+#[cfg(test)]
+pub(crate) use self::link::tests::support;
 pub(crate) use self::link::{Connection, Hooks};
 pub(crate) use self::share::Share;
 pub(crate) use self::store::{

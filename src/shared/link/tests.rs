@@ -12,7 +12,7 @@ mod places;
 mod slow;
 
 #[path = "../../../tests/support"]
-mod support {
+pub(crate) mod support {
     #![allow(dead_code, unused_imports, reason = "the integration tests use the rest")]
     #![allow(unreachable_pub, reason = "it is the interface to whoever includes it")]
 
