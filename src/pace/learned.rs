@@ -345,6 +345,11 @@ impl Learned {
             self.judge(None, rules);
             self.judged = false;
         }
+        if self.hi == 0 {
+            // The trial has ended with that, and nothing else measures it.
+            self.hi = self.gap;
+        }
+        self.lo = self.lo.min(self.hi);
         self.streak = 0;
         if !self.was_warm {
             self.warm_until = at;

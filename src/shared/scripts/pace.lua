@@ -510,6 +510,10 @@ local function load_pace(rules)
         judge(p, nil)
         p.judged = false
       end
+      if p.hi == 0 then
+        p.hi = p.gap
+      end
+      p.lo = min(p.lo, p.hi)
       p.streak = 0
       if not p.was_warm then
         p.warm_until = at
