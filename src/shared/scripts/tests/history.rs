@@ -183,7 +183,7 @@ pub(super) fn any_sequel() -> impl Strategy<Value = History> {
 // --- where one rule ends and another one begins ------------------------------------------------------------------------
 
 /// Too narrow to be met by chance.
-pub(super) fn edges() -> [History; 5] {
+pub(super) fn edges() -> [History; 6] {
     let ok = Step::Succeeded(Some(Origin::Newest { again: false }));
     let refused = |hint| Step::Throttled(Some(Origin::Newest { again: false }), Answer { hint, ..Answer::default() });
     let now = NOW;
@@ -201,13 +201,11 @@ pub(super) fn edges() -> [History; 5] {
         ago(10_000),
         ago(10_000),
     );
-    let pardon = format!(
-        "0 0 {} {} 1 0 {} {} 2000 1000 2000 0 0 1 1 1 0 1 8 1 {only_soft}",
-        now + 60_000,
-        ago(9_000),
-        ago(30),
-        ago(30),
-    );
+    let lone = |lesson: &str| {
+        format!("0 0 {} {} 1 0 {} {} 2000 {lesson} {only_soft}", now + 60_000, ago(9_000), ago(30), ago(30))
+    };
+    let pardon = lone("1000 2000 0 0 1 1 1 0 1 8 1");
+    let pardon_on_trial = lone("1000 5000 4000 0 1 1 2 0 5 8 0");
     let served = Step::Succeeded(Some(Origin::Newest { again: true }));
     let outage = [Step::Sent, ok.clone(), Step::Idle(1_000), Step::Sent, refused(Some(129_000)), Step::Idle(129_000)];
     [
@@ -215,7 +213,8 @@ pub(super) fn edges() -> [History; 5] {
         (Start::Stored(smallest), vec![Step::Sent, ok.clone()]),
         (Start::Stored(floor), vec![Step::Sent, ok.clone(), refused(None)]),
         (Start::Stored(chance), vec![Step::Sent, ok]),
-        (Start::Stored(pardon), vec![Step::Sent, served]),
+        (Start::Stored(pardon), vec![Step::Sent, served.clone()]),
+        (Start::Stored(pardon_on_trial), vec![Step::Sent, served]),
     ]
     .map(|(start, steps)| {
         let rules = [2_000, 900_000, 1_000, 120_000];
