@@ -1,189 +1,331 @@
-//! What the gate costs per request, in instructions: `cargo bench --bench instructions` (needs `valgrind`).
+//! What the gate costs per request, in instructions.
 //!
-//! Instructions are counted by callgrind, so a busy machine changes nothing; two runs agree to an instruction or two
-//! (the gate's hash has a random seed). The program runs itself under callgrind twice for each row, once with more
-//! requests than the other time; the difference, divided by the number of extra requests, is one request, and what
-//! starting and warming up cost has cancelled out.
+//! ```sh
+//! cargo bench --bench instructions                 # fails if the gate costs more than benches/instructions.baseline says
+//! cargo bench --bench instructions -- --accept     # makes what it costs now the baseline
+//! cargo bench --bench instructions -- --peers      # also the peers it is compared with nowhere else
+//! ```
 //!
-//! Everything is polled by hand, with a waker that does nothing and an inner service that is always ready: what is
-//! counted is the layer, not a runtime. Every row builds the same requests and reads every response to its end.
+//! Needs `valgrind`, and the runner of `gungraun` in the version that Cargo.lock has:
+//! `cargo install --locked gungraun-runner --version 0.20.0`.
+//!
+//! Callgrind counts instructions, so a busy machine changes nothing. A row is a batch of requests through a service that
+//! has served them before; building service and requests is not counted. What the client alone takes is subtracted, so
+//! that a batch's own cost is, too. The gate's hash has a random seed, so the counts of two runs may differ by an
+//! instruction or two; that is what the margin is for.
 
-use std::convert::Infallible;
-use std::env;
-use std::future::{Future, Ready, ready};
-use std::hint::black_box;
-use std::pin::{Pin, pin};
-use std::process::{Command, ExitCode};
-use std::task::{Context, Poll, Waker};
+#[path = "fast"]
+mod fast {
+    #![allow(dead_code, reason = "other benches use the rest of it")]
 
-use bytes::Bytes;
-use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, Uri, header};
-use http_body::Body;
-use http_body_util::{Empty, Full};
-use tower::Service;
-use tower::limit::ConcurrencyLimit;
-use tower_host_gate::HostGateLayer;
-use tower_layer::Layer;
+    pub(crate) mod peers;
+    pub(crate) mod report;
+}
 
-/// What the gate may add to any of the [`ANSWERS`].
-const TARGET: u64 = 1_000;
+use std::fmt;
+use std::fs;
+use std::process::{Command, ExitCode, Stdio};
 
-/// Both are multiples of the number of [`HOSTS`]. The smaller one is enough for every table and pool to have grown.
-const FEW: u64 = 400;
-const MANY: u64 = 1_400;
+use clap::Parser;
+use http::Uri;
+use serde_json::Value;
 
-const SERVICES: [&str; 3] = ["bare", "ConcurrencyLimit", "gate"];
-const ANSWERS: [&str; 3] = ["empty", "ten headers", "body to read"];
+use crate::fast::peers::{Answer, BARE, CONCURRENCY_LIMIT, GATE, GOVERNOR, Lane, PEERS, Peer, uri};
+use crate::fast::report::Report;
 
-const HOSTS: [&str; 4] = [
-    "https://example.com/feed.xml",
-    "https://feeds.example.org/all/rss",
-    "https://www.newspaper.example/atom.xml",
-    "http://localhost:8080/feed",
-];
+const REQUESTS: usize = 64;
+
+const BASELINE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/benches/instructions.baseline");
+
+/// How a process is started that counts: [`counted`] has a `main` of its own. Without `--bench` it would only test.
+const COUNT: [&str; 3] = ["--output-format=json", "--nosummary=true", "--bench"];
+
+/// Counts the instructions that the gate adds to a request.
+#[derive(Debug, Parser)]
+#[command(name = "instructions")]
+struct Args {
+    /// Write the baseline instead of comparing with it
+    #[arg(long)]
+    accept: bool,
+    /// Count what all the peers add, too: it takes minutes
+    #[arg(long)]
+    peers: bool,
+    /// Nothing here can be shortened
+    #[arg(long, hide = true)]
+    quick: bool,
+    /// Cargo says so
+    #[arg(long, hide = true)]
+    bench: bool,
+}
 
 fn main() -> ExitCode {
-    let arguments: Vec<String> = env::args().skip(1).collect();
-    match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
-        // The program under callgrind, see `collect`.
-        [service, answer, requests] if SERVICES.contains(&service) => {
-            run(service, answer, requests.parse().expect("a number of requests"));
-            ExitCode::SUCCESS
-        }
-        // The program as `cargo bench` starts it.
-        _ => report(),
+    let first = std::env::args().nth(1);
+    if first.is_some_and(|first| first == COUNT[0] || first == "--gungraun-run") {
+        counted::run();
+        return ExitCode::SUCCESS;
     }
-}
-
-// --- the report ---------------------------------------------------------------------------------------------------
-
-fn report() -> ExitCode {
-    println!("Instructions per request; \"+\" is what the layer adds.\n");
-    println!("{:<14}{:>9}{:>20}{:>9}{:>8}{:>9}", "response", "bare", "ConcurrencyLimit", "+", "gate", "+");
-    let mut worst = 0;
-    for answer in ANSWERS {
-        let [bare, limit, gate] = SERVICES.map(|service| per_request(service, answer));
-        let (limit_added, added) = (limit.saturating_sub(bare), gate.saturating_sub(bare));
-        println!("{answer:<14}{bare:>9}{limit:>20}{limit_added:>+9}{gate:>8}{added:>+9}");
-        worst = worst.max(added);
+    let args = Args::parse();
+    let Some(mut counts) = Counts::take("gate", gate_rows()) else {
+        return ExitCode::FAILURE;
+    };
+    if args.peers {
+        counts.0.extend(Counts::take("peers", peer_rows()).expect("it ran before").0);
     }
-    let met = worst <= TARGET;
-    let verdict = if met { "met" } else { "missed" };
-    println!("\ngoal: added-instructions-per-request measured {worst} target <={TARGET} {verdict}");
-    if met { ExitCode::SUCCESS } else { ExitCode::FAILURE }
-}
-
-/// Rounded up.
-fn per_request(service: &str, answer: &str) -> u64 {
-    let (few, many) = (collect(service, answer, FEW), collect(service, answer, MANY));
-    (many - few).div_ceil(MANY - FEW)
-}
-
-/// The instructions of a whole run of this program.
-fn collect(service: &str, answer: &str, requests: u64) -> u64 {
-    let output = Command::new("valgrind")
-        .args(["--tool=callgrind", "--callgrind-out-file=/dev/null"])
-        .arg(env::current_exe().expect("this program has a path"))
-        .args([service, answer, &requests.to_string()])
-        .output()
-        .unwrap_or_else(|error| panic!("cannot run valgrind: {error}; on Debian: apt-get install valgrind"));
-    let log = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{service}, {answer}: {}\n{log}", output.status);
-    // ==123== Collected : 2401832
-    let (_, collected) = log.rsplit_once("Collected :").unwrap_or_else(|| panic!("no count in valgrind's log:\n{log}"));
-    let digits = collected.lines().next().unwrap_or_default().trim();
-    digits.parse().unwrap_or_else(|error| panic!("{digits:?} is no count: {error}"))
+    let mut report = Report::new(false);
+    report.section("Added instructions per request");
+    counts.print();
+    counts.goals(&mut report);
+    let kept = if args.accept { accept(&counts) } else { compare(&counts) };
+    report.close();
+    if kept { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
 // --- what is counted ----------------------------------------------------------------------------------------------
 
-fn run(service: &str, answer: &str, requests: u64) {
-    let bare = Server::new(answer);
-    match service {
-        "bare" => send_all(bare, requests),
-        "ConcurrencyLimit" => send_all(ConcurrencyLimit::new(bare, 1), requests),
-        "gate" => send_all(HostGateLayer::new().layer(bare), requests),
-        other => panic!("no such service: {other}"),
-    }
+#[derive(Clone, Copy, PartialEq)]
+enum Case {
+    /// An empty response, always of the same host.
+    OneHost,
+    /// An empty response, each of another one of so many hosts that were all asked before.
+    Hosts(usize),
+    TenHeaders,
+    Body,
+    Port,
+    Uppercase,
 }
 
-/// One request after the other, each response read to its end.
-fn send_all<S, B>(mut service: S, requests: u64)
-where
-    S: Service<Request<Empty<Bytes>>, Response = Response<B>>,
-    B: Body<Data = Bytes, Error = Infallible> + Unpin,
-{
-    let cx = &mut Context::from_waker(Waker::noop());
-    let uris = HOSTS.map(Uri::from_static);
-    for uri in uris.iter().cycle().take(requests as usize) {
-        let mut request = Request::new(Empty::new());
-        *request.uri_mut() = uri.clone();
+const CASES: [Case; 8] = [
+    Case::OneHost,
+    Case::Hosts(1_000),
+    Case::Hosts(100_000),
+    Case::Hosts(1_000_000),
+    Case::TenHeaders,
+    Case::Body,
+    Case::Port,
+    Case::Uppercase,
+];
 
-        assert!(service.poll_ready(cx).is_ready());
-        // Taken apart in place: moves in here are not the layer's.
-        let Poll::Ready(Ok(mut response)) = pin!(service.call(black_box(request))).poll(cx) else {
-            panic!("no response at once");
-        };
-        // A refusal must not pass for a cheap success.
-        assert!(response.status().is_success());
-        loop {
-            match Pin::new(response.body_mut()).poll_frame(cx) {
-                Poll::Ready(Some(Ok(frame))) => black_box(frame),
-                Poll::Ready(None) => break,
-                Poll::Ready(Some(Err(error))) => match error {},
-                Poll::Pending => panic!("no frame at once"),
-            };
+impl fmt::Display for Case {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Self::OneHost => f.pad("one host"),
+            Self::Hosts(hosts) if hosts < 1_000_000 => f.pad(&format!("{}k hosts", hosts / 1_000)),
+            Self::Hosts(hosts) => f.pad(&format!("{}M hosts", hosts / 1_000_000)),
+            Self::TenHeaders => f.pad("ten headers"),
+            Self::Body => f.pad("body to read"),
+            Self::Port => f.pad("explicit port"),
+            Self::Uppercase => f.pad("upper case"),
         }
     }
 }
 
-/// Always ready, answers at once, always the same.
-#[derive(Clone)]
-struct Server {
-    headers: HeaderMap,
-    body: Bytes,
-}
+impl Case {
+    fn hosts(self) -> usize {
+        if let Self::Hosts(hosts) = self { hosts } else { 1 }
+    }
 
-impl Server {
-    fn new(answer: &str) -> Self {
-        match answer {
-            "empty" => Self { headers: HeaderMap::new(), body: Bytes::new() },
-            "ten headers" => Self { headers: ordinary_headers(), body: Bytes::new() },
-            "body to read" => Self { headers: HeaderMap::new(), body: Bytes::from_static(b"<rss version=\"2.0\"/>") },
-            other => panic!("no such answer: {other}"),
+    fn uri(self, host: usize) -> Uri {
+        match self {
+            Self::Port => Uri::from_static("http://localhost:8080/feed"),
+            Self::Uppercase => Uri::from_static("https://HOST-000000.EXAMPLE.COM/feed"),
+            _ => uri(host),
         }
     }
-}
 
-impl Service<Request<Empty<Bytes>>> for Server {
-    type Response = Response<Full<Bytes>>;
-    type Error = Infallible;
-    type Future = Ready<Result<Self::Response, Infallible>>;
-
-    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
-        Poll::Ready(Ok(()))
+    fn answer(self) -> Answer {
+        match self {
+            Self::TenHeaders => Answer::TenHeaders,
+            Self::Body => Answer::Body,
+            _ => Answer::Empty,
+        }
     }
 
-    fn call(&mut self, request: Request<Empty<Bytes>>) -> Self::Future {
-        black_box(request);
-        let mut response = Response::new(Full::new(self.body.clone()));
-        response.headers_mut().clone_from(&self.headers);
-        ready(Ok(response))
+    /// Of a peer that remembers no host the number of hosts is no matter.
+    fn tells(self, peer: &Peer) -> bool {
+        peer.keyed || !matches!(self, Self::Hosts(_))
     }
 }
 
-fn ordinary_headers() -> HeaderMap {
-    const HEADERS: [(HeaderName, &str); 10] = [
-        (header::SERVER, "nginx"),
-        (header::DATE, "Tue, 15 Nov 1994 08:12:31 GMT"),
-        (header::CONTENT_TYPE, "application/rss+xml; charset=utf-8"),
-        (header::CONTENT_LENGTH, "20"),
-        (header::LAST_MODIFIED, "Tue, 15 Nov 1994 08:00:00 GMT"),
-        (header::ETAG, "\"5f3a-1c2d\""),
-        (header::CACHE_CONTROL, "max-age=300, public"),
-        (header::VARY, "accept-encoding"),
-        (header::ACCEPT_RANGES, "bytes"),
-        (header::STRICT_TRANSPORT_SECURITY, "max-age=31536000"),
-    ];
-    HEADERS.map(|(name, value)| (name, HeaderValue::from_static(value))).into_iter().collect()
+type Row = (Peer, Case);
+
+/// What the baseline and the goals need.
+fn gate_rows() -> Vec<Row> {
+    let bare = CASES.into_iter().filter(|case| case.tells(&BARE)).map(|case| (BARE, case));
+    let yardsticks = [(CONCURRENCY_LIMIT, Case::OneHost), (GOVERNOR, Case::OneHost)];
+    bare.chain(yardsticks).chain(CASES.map(|case| (GATE, case))).collect()
+}
+
+/// All the others.
+fn peer_rows() -> Vec<Row> {
+    let done = gate_rows();
+    let rows = PEERS.into_iter().flat_map(|peer| CASES.into_iter().map(move |case| (peer, case)));
+    rows.filter(|(peer, case)| case.tells(peer) && !done.iter().any(|(it, of)| it.name == peer.name && of == case))
+        .collect()
+}
+
+/// A service that is warm, and requests for it.
+fn prepare((peer, case): Row) -> (Box<dyn Lane>, Vec<Uri>) {
+    let mut lane = (peer.lane)(case.answer());
+    let mut send = |hosts: &mut dyn Iterator<Item = usize>| {
+        let uris: Vec<_> = hosts.map(|host| case.uri(host)).collect();
+        lane.load(&uris);
+        lane.send();
+    };
+    let hosts = case.hosts();
+    for first in (0..hosts).step_by(REQUESTS) {
+        send(&mut (first..hosts.min(first + REQUESTS)));
+    }
+    let hosts: Vec<_> = (0..REQUESTS).map(|request| request * hosts / REQUESTS).collect();
+    send(&mut hosts.iter().copied());
+    let uris: Vec<_> = hosts.into_iter().map(|host| case.uri(host)).collect();
+    lane.load(&uris);
+    (lane, uris)
+}
+
+mod counted {
+    use gungraun::Callgrind;
+    use gungraun::prelude::*;
+
+    use super::{Lane, Uri, gate_rows, peer_rows, prepare};
+
+    #[library_benchmark]
+    #[benches::gate(iter = gate_rows(), setup = prepare)]
+    #[benches::peers(iter = peer_rows(), setup = prepare)]
+    fn requests((mut lane, uris): (Box<dyn Lane>, Vec<Uri>)) -> (Box<dyn Lane>, Vec<Uri>) {
+        lane.send();
+        // Dropped by the caller, uncounted.
+        (lane, uris)
+    }
+
+    library_benchmark_group!(name = added, benchmarks = requests);
+    main!(
+        config = LibraryBenchmarkConfig::default().tool(Callgrind::with_args(["--cache-sim=no"])),
+        library_benchmark_groups = added
+    );
+
+    /// The `main` of that macro is private.
+    pub(super) fn run() {
+        main();
+    }
+}
+
+// --- the counts ---------------------------------------------------------------------------------------------------
+
+/// Instructions per request.
+struct Counts(Vec<(Row, f64)>);
+
+impl Counts {
+    /// `None` if nothing could be counted; standard error says why.
+    fn take(id: &str, rows: Vec<Row>) -> Option<Self> {
+        let program = std::env::current_exe().expect("this program has a path");
+        let output = Command::new(program).args(COUNT).arg(format!("*::{id}_*")).stderr(Stdio::inherit()).output();
+        let output = output.expect("this program runs again");
+        if !output.status.success() {
+            eprintln!("Nothing was counted. It takes valgrind (Debian: apt-get install valgrind), and the runner:");
+            eprintln!("cargo install --locked gungraun-runner --version 0.20.0");
+            return None;
+        }
+        let printed = String::from_utf8(output.stdout).expect("text");
+        let totals: Vec<_> =
+            printed.lines().map(|line| serde_json::from_str(line).expect("a summary in JSON")).collect();
+        assert_eq!(totals.len(), rows.len(), "a summary for every row");
+        let counts = rows.into_iter().enumerate().map(|(index, row)| {
+            let id = format!("{id}_{index}");
+            let summary: &Value = totals.iter().find(|summary: &&Value| summary["id"] == id).expect("one of this row");
+            let total = &summary["profiles"][0]["data"]["total"]["metrics"]["Ir"]["values"]["new"];
+            (row, total.as_u64().expect("a count") as f64 / REQUESTS as f64)
+        });
+        Some(Self(counts.collect()))
+    }
+
+    fn total(&self, name: &str, case: Case) -> Option<f64> {
+        self.0.iter().find(|((peer, of), _)| peer.name == name && *of == case).map(|&(_, count)| count)
+    }
+
+    /// What this peer adds to its bare client; what a request takes if it is bare itself.
+    fn added(&self, peer: &Peer, case: Case) -> Option<f64> {
+        let total = self.total(peer.name, case)?;
+        if peer.is_bare() {
+            return Some(total);
+        }
+        let alike = if case.tells(&BARE) { case } else { Case::OneHost };
+        Some(total - self.total(peer.bare, alike)?)
+    }
+
+    fn gate(&self, case: Case) -> f64 {
+        self.added(&GATE, case).expect("it is always counted").round()
+    }
+
+    fn print(&self) {
+        print!("{:<20}", "");
+        CASES.iter().for_each(|case| print!("{case:>15}"));
+        println!();
+        for peer in PEERS {
+            let added = CASES.map(|case| self.added(&peer, case));
+            if added.iter().any(Option::is_some) {
+                let label = if peer.is_bare() { format!("{} (all)", peer.name) } else { peer.name.to_owned() };
+                print!("{label:<20}");
+                for added in added {
+                    print!("{:>15}", added.map_or_else(String::new, |added| format!("{added:.0}")));
+                }
+                println!();
+            }
+        }
+    }
+
+    fn goals(&self, report: &mut Report) {
+        let empty = [Case::OneHost, Case::Hosts(1_000), Case::Hosts(100_000), Case::Hosts(1_000_000)];
+        let most = empty.map(|case| self.gate(case)).into_iter().fold(0.0, f64::max);
+        let to = |peer| most / self.added(&peer, Case::OneHost).expect("it is always counted");
+        let (limit, governor) = (to(CONCURRENCY_LIMIT), to(GOVERNOR));
+        report.goal("added instructions, 1 to 1M hosts", most, "<=110", most <= 110.0);
+        report.goal("added instructions, beside ConcurrencyLimit", format!("{limit:.2}x"), "<=0.61x", limit <= 0.61);
+        report.goal("added instructions, beside governor", format!("{governor:.2}x"), "<=0.2x", governor <= 0.2);
+        let headers = self.gate(Case::TenHeaders);
+        report.goal("added instructions, ten headers", headers, "<=250", headers <= 250.0);
+    }
+}
+
+// --- the baseline -------------------------------------------------------------------------------------------------
+
+fn accept(counts: &Counts) -> bool {
+    let mut lines = String::from(
+        "# What the gate adds to a request, in instructions: cargo bench --bench instructions -- --accept\n",
+    );
+    for case in CASES {
+        lines += &format!("{case:<15}{:>5}\n", counts.gate(case));
+    }
+    fs::write(BASELINE, lines).expect("the baseline can be written");
+    println!("\nAccepted: {BASELINE}");
+    true
+}
+
+/// Whether no case costs more than the baseline says.
+fn compare(counts: &Counts) -> bool {
+    let baseline = fs::read_to_string(BASELINE).expect("a baseline");
+    let accepted = |case: Case| -> f64 {
+        let line = baseline.lines().find_map(|line| line.strip_prefix(&case.to_string()));
+        let count = line.unwrap_or_else(|| {
+            panic!("no {case:?} in the baseline; --accept makes a new one", case = case.to_string())
+        });
+        count.trim().parse().expect("a count in the baseline")
+    };
+    println!();
+    let mut kept = true;
+    for case in CASES {
+        let (accepted, now) = (accepted(case), counts.gate(case));
+        let margin = f64::max(5.0, 0.03 * accepted);
+        if now > accepted + margin {
+            kept = false;
+            println!("FAILED: {case}: the gate adds {now} instructions, and {accepted} were accepted.");
+        } else if now < accepted - margin {
+            println!(
+                "Better: {case}: the gate adds {now} instructions, and {accepted} were accepted. Please keep that: --accept"
+            );
+        }
+    }
+    if !kept {
+        println!("If it is worth its price: cargo bench --bench instructions -- --accept, and commit the baseline.");
+    }
+    kept
 }

@@ -50,6 +50,7 @@ pin_project! {
 }
 
 impl<B> ResponseBody<B> {
+    #[inline]
     pub(crate) fn new(inner: B, permit: Option<Permit>) -> Self {
         Self { inner: Some(inner), permit }
     }
@@ -65,6 +66,7 @@ impl<B: Body> Body for ResponseBody<B> {
     type Data = B::Data;
     type Error = B::Error;
 
+    #[inline]
     fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<B::Data>, B::Error>>> {
         let mut this = self.project();
         let Some(mut inner) = this.inner.as_mut().as_pin_mut() else {

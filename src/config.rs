@@ -49,6 +49,9 @@ pub(crate) struct Config {
     /// Which part of the limits is this process's at present.
     #[cfg(feature = "redis")]
     pub(crate) share: Share,
+    /// Without the fast path: to compare the one with the other.
+    #[cfg(test)]
+    pub(crate) slots_only: bool,
 }
 
 pub(crate) type FinalUri = dyn Fn(&Extensions) -> Option<Uri> + Send + Sync;
@@ -82,6 +85,8 @@ impl Default for Config {
             shared: None,
             #[cfg(feature = "redis")]
             share: Share::default(),
+            #[cfg(test)]
+            slots_only: false,
         }
     }
 }

@@ -66,7 +66,7 @@ pub(crate) fn terms<B>(request: &Request<B>) -> Terms {
 #[inline]
 pub(crate) fn mark_sent<B>(request: &mut Request<B>, permit: Option<&Permit>) {
     let Some(permit) = permit else { return };
-    if let Some(ticket) = permit.ticket() {
-        request.extensions_mut().insert(SentAt { gate: permit.gate().id(), ticket });
+    if let Some((gate, ticket)) = permit.ticket() {
+        request.extensions_mut().insert(SentAt { gate, ticket });
     }
 }

@@ -16,7 +16,7 @@ use crate::body::ResponseBody;
 use crate::config::{OnShed, PermitUntil};
 use crate::error::{RateLimited, Shed, Throttled};
 use crate::extensions;
-use crate::gate::{Gate, Permit, Terms, Waiter};
+use crate::gate::{Gate, Permit, Terms, Told, Waiter};
 use crate::verdict::Outcome;
 
 /// The error type of a gated service: tower's own.
@@ -50,30 +50,34 @@ pin_project! {
     where
         S: Service<Request<B>>,
     {
+        // For the response head.
         #[pin]
-        state: State<S, B, S::Future>,
+        calling: Option<S::Future>,
+        // `None`: ungated.
+        permit: Option<Permit>,
+        // Apart, so that the future of a request that need not wait is small.
+        before: Option<Box<Before<S, B>>>,
     }
 }
 
-pin_project! {
-    #[project = StateProj]
-    #[project_replace = Taken]
-    enum State<S, B, F> {
-        /// For the permit. Nothing of the inner service is reserved.
-        Waiting { waiter: Box<Waiter>, unsent: Box<Unsent<S, B>> },
-        /// For the inner service, with the permit in hand (none: ungated).
-        Readying { permit: Option<Permit>, terms: Terms, unsent: Box<Unsent<S, B>> },
-        /// For the response head.
-        Calling { #[pin] future: F, permit: Option<Permit> },
-        Failed { error: BoxError },
-        Done,
-    }
-}
-
-/// What is not sent yet: apart, so that the future of a request that need not wait is small.
-struct Unsent<S, B> {
-    inner: S,
-    request: Request<B>,
+/// What comes before the call.
+enum Before<S, B> {
+    /// For the permit. Nothing of the inner service is reserved.
+    Waiting {
+        waiter: Box<Waiter>,
+        inner: S,
+        request: Request<B>,
+    },
+    /// For the inner service, with the permit in hand.
+    Readying {
+        terms: Terms,
+        inner: S,
+        request: Request<B>,
+    },
+    Failed {
+        error: BoxError,
+    },
+    Over,
 }
 
 impl<S, B> ResponseFuture<S, B>
@@ -82,20 +86,24 @@ where
     S::Error: Into<BoxError>,
 {
     pub(crate) fn waiting(waiter: Box<Waiter>, inner: S, request: Request<B>) -> Self {
-        Self { state: State::Waiting { waiter, unsent: Box::new(Unsent { inner, request }) } }
+        Self::before(None, Before::Waiting { waiter, inner, request })
     }
 
     pub(crate) fn readying(permit: Option<Permit>, terms: Terms, inner: S, request: Request<B>) -> Self {
-        Self { state: State::Readying { permit, terms, unsent: Box::new(Unsent { inner, request }) } }
+        Self::before(permit, Before::Readying { terms, inner, request })
     }
 
     pub(crate) fn failed(error: BoxError) -> Self {
-        Self { state: State::Failed { error } }
+        Self::before(None, Before::Failed { error })
+    }
+
+    fn before(permit: Option<Permit>, before: Before<S, B>) -> Self {
+        Self { calling: None, permit, before: Some(Box::new(before)) }
     }
 
     #[inline]
     pub(crate) fn calling(future: S::Future, permit: Option<Permit>) -> Self {
-        Self { state: State::Calling { future, permit } }
+        Self { calling: Some(future), permit, before: None }
     }
 }
 
@@ -107,63 +115,89 @@ where
 {
     type Output = Result<Response<ResponseBody<ResB>>, BoxError>;
 
+    #[inline]
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let mut state = self.project().state;
+        let mut this = self.project();
+        if this.calling.is_none() {
+            let Some(before) = this.before else { unreachable!("a future is before its call or in it") };
+            match ready!(before.poll(cx, this.permit)) {
+                Ok(future) => {
+                    *this.before = None;
+                    this.calling.set(Some(future));
+                }
+                Err(end) => return Poll::Ready(end),
+            }
+        }
+        let Some(future) = this.calling.as_pin_mut() else { unreachable!("it was called just now") };
+        // The inner future goes with this one, not before the gate has heard of a refusal: what it frees may set off the
+        // next send.
+        match ready!(future.poll(cx)) {
+            Ok(response) => Poll::Ready(Ok(pass(this.permit.take(), response))),
+            Err(error) => {
+                *this.permit = None;
+                Poll::Ready(Err(error.into()))
+            }
+        }
+    }
+}
+
+impl<S, B> Before<S, B> {
+    /// The call, or the end of the request without one.
+    #[expect(clippy::type_complexity, reason = "the end is the future's own output")]
+    fn poll<ResB>(
+        &mut self,
+        cx: &mut Context<'_>,
+        permit: &mut Option<Permit>,
+    ) -> Poll<Result<S::Future, Result<Response<ResponseBody<ResB>>, BoxError>>>
+    where
+        S: Service<Request<B>> + Clone,
+        S::Error: Into<BoxError>,
+    {
         loop {
-            match state.as_mut().project() {
-                StateProj::Waiting { waiter, .. } => {
+            match self {
+                Self::Waiting { waiter, .. } => {
                     let admitted = ready!(waiter.poll_admit(cx));
-                    let Taken::Waiting { waiter, unsent } = state.as_mut().project_replace(State::Done) else {
+                    let Self::Waiting { waiter, inner, request } = mem::replace(self, Self::Over) else {
                         unreachable!("the state was just looked at");
                     };
                     match admitted {
-                        Ok(permit) => {
-                            let terms = *waiter.terms();
-                            state.set(State::Readying { permit: Some(permit), terms, unsent });
+                        Ok(admitted) => {
+                            *permit = Some(admitted);
+                            *self = Self::Readying { terms: *waiter.terms(), inner, request };
                         }
-                        Err(error) => return Poll::Ready(shed(waiter.gate(), error)),
+                        Err(error) => return Poll::Ready(Err(shed(waiter.gate(), error))),
                     }
                 }
-                StateProj::Readying { unsent, .. } => {
-                    let readied = ready!(unsent.inner.poll_ready(cx));
-                    let Taken::Readying { mut permit, terms, mut unsent } = state.as_mut().project_replace(State::Done)
-                    else {
+                Self::Readying { inner, .. } => {
+                    let readied = ready!(inner.poll_ready(cx));
+                    let Self::Readying { terms, mut inner, mut request } = mem::replace(self, Self::Over) else {
                         unreachable!("the state was just looked at");
                     };
-                    readied.map_err(Into::into)?;
-                    match permit.as_mut().map_or(Ok(()), |permit| permit.send(true, &terms)) {
+                    if let Err(error) = readied {
+                        *permit = None;
+                        return Poll::Ready(Err(Err(error.into())));
+                    }
+                    match permit.as_mut().map_or(Ok(()), |permit| permit.send(|| terms)) {
                         Ok(()) => {
-                            let Unsent { mut inner, mut request } = *unsent;
                             extensions::mark_sent(&mut request, permit.as_ref());
-                            state.set(State::Calling { future: inner.call(request), permit });
+                            return Poll::Ready(Ok(inner.call(request)));
                         }
                         Err(waiter) => {
+                            *permit = None;
                             // The readied instance goes, so that whatever it has reserved is free while we wait.
-                            let fresh = unsent.inner.clone();
-                            drop(mem::replace(&mut unsent.inner, fresh));
-                            state.set(State::Waiting { waiter, unsent });
+                            let fresh = inner.clone();
+                            drop(inner);
+                            *self = Self::Waiting { waiter, inner: fresh, request };
                         }
                     }
                 }
-                // The inner future goes with this one, not before the gate has heard of a refusal: what it frees may set
-                // off the next send.
-                StateProj::Calling { future, permit } => {
-                    return match future.poll(cx) {
-                        Poll::Pending => Poll::Pending,
-                        Poll::Ready(Ok(response)) => Poll::Ready(Ok(pass(permit.take(), response))),
-                        Poll::Ready(Err(error)) => {
-                            *permit = None;
-                            Poll::Ready(Err(error.into()))
-                        }
-                    };
-                }
-                StateProj::Failed { .. } => {
-                    let Taken::Failed { error } = state.as_mut().project_replace(State::Done) else {
+                Self::Failed { .. } => {
+                    let Self::Failed { error } = mem::replace(self, Self::Over) else {
                         unreachable!("the state was just looked at");
                     };
-                    return Poll::Ready(Err(error));
+                    return Poll::Ready(Err(Err(error)));
                 }
-                StateProj::Done => panic!("a response future was polled after it had completed"),
+                Self::Over => panic!("a response future was polled after it had completed"),
             }
         }
     }
@@ -171,27 +205,51 @@ where
 
 /// What becomes of a response: its head is judged, its body carries the permit on.
 #[inline]
-fn pass<ResB: Body>(mut permit: Option<Permit>, mut response: Response<ResB>) -> Response<ResponseBody<ResB>> {
-    if let Some(held) = &mut permit {
-        let throttled = settle(held, &response);
-        // A refusal gives its permit back at the head: whoever reads its body is not in anybody's way.
-        let over = throttled.is_some()
-            || held.until() == PermitUntil::Head
-            || matches!(response.status(), StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED)
-            || response.body().is_end_stream();
-        if let Some(throttled) = throttled {
-            response.extensions_mut().insert(throttled);
-        }
-        if over {
-            permit = None;
-        } else {
-            held.head_arrived();
-        }
-    }
-    response.map(|body| ResponseBody::new(body, permit))
+fn pass<ResB: Body>(permit: Option<Permit>, mut response: Response<ResB>) -> Response<ResponseBody<ResB>> {
+    let kept = permit.and_then(|permit| keep(permit, &mut response));
+    response.map(|body| ResponseBody::new(body, kept))
 }
 
-fn settle<ResB>(permit: &mut Permit, response: &Response<ResB>) -> Option<Throttled> {
+/// The permit, if the body is to carry it.
+#[inline]
+fn keep<ResB: Body>(permit: Permit, response: &mut Response<ResB>) -> Option<Permit> {
+    match permit {
+        // Nearly every response.
+        Permit::Plain(mut permit) if permit.says_nothing(response.status(), response.headers()) => {
+            if is_over(permit.until(), response) {
+                return None;
+            }
+            permit.head_arrived();
+            Some(Permit::Plain(permit))
+        }
+        permit => settle(permit, response),
+    }
+}
+
+#[inline(never)]
+fn settle<ResB: Body>(mut permit: Permit, response: &mut Response<ResB>) -> Option<Permit> {
+    let throttled = permit.told().and_then(|permit| judge(permit, response));
+    // A refusal gives its permit back at the head: whoever reads its body is not in anybody's way.
+    let over = throttled.is_some() || is_over(permit.until(), response);
+    if let Some(throttled) = throttled {
+        response.extensions_mut().insert(throttled);
+    }
+    if over {
+        return None;
+    }
+    permit.head_arrived();
+    Some(permit)
+}
+
+/// Whether the permit goes back with the head.
+#[inline]
+fn is_over<ResB: Body>(until: PermitUntil, response: &Response<ResB>) -> bool {
+    until == PermitUntil::Head
+        || matches!(response.status(), StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED)
+        || response.body().is_end_stream()
+}
+
+fn judge<ResB>(permit: &mut Told, response: &Response<ResB>) -> Option<Throttled> {
     let (status, headers, extensions) = (response.status(), response.headers(), response.extensions());
     let elsewhere = permit.gate().final_host(|| permit.key(), extensions);
     if elsewhere.is_some() {
@@ -218,13 +276,13 @@ where
     S: Service<Request<B>>,
 {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (state, permit) = match &self.state {
-            State::Waiting { .. } => ("waiting", None),
-            State::Readying { permit, .. } => ("readying", permit.as_ref()),
-            State::Calling { permit, .. } => ("calling", permit.as_ref()),
-            State::Failed { .. } => ("failed", None),
-            State::Done => ("done", None),
+        let state = match self.before.as_deref() {
+            None => "calling",
+            Some(Before::Waiting { .. }) => "waiting",
+            Some(Before::Readying { .. }) => "readying",
+            Some(Before::Failed { .. }) => "failed",
+            Some(Before::Over) => "done",
         };
-        f.debug_struct("ResponseFuture").field("state", &state).field("permit", &permit).finish()
+        f.debug_struct("ResponseFuture").field("state", &state).field("permit", &self.permit).finish()
     }
 }

@@ -65,6 +65,14 @@ impl HostKey {
         buffer.finish()
     }
 
+    /// The key that consists of these parts of a key's text.
+    pub(crate) fn of_parts(text: &str, rest: &str) -> Self {
+        let mut buffer = Buffer::default();
+        buffer.push(text);
+        buffer.push(rest);
+        buffer.finish()
+    }
+
     /// The key as text.
     pub fn as_str(&self) -> &str {
         match &self.0 {

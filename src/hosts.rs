@@ -1,7 +1,6 @@
 //! [`Hosts`]: a handle on a gate's hosts, to look at them, to steer them, and to gate code that is no tower service.
 
 use std::future::poll_fn;
-use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, SystemTime};
 
@@ -9,7 +8,7 @@ use http::{Extensions, HeaderMap, StatusCode, Uri};
 
 use crate::config::Limits;
 use crate::error::{RateLimited, Reason};
-use crate::gate::{self, Gate, Terms, Waiter};
+use crate::gate::{self, Handle, Terms, Waiter};
 use crate::host::{By, HostKey, Keying};
 #[cfg(feature = "redis")]
 use crate::shared::BackendError;
@@ -35,7 +34,7 @@ use crate::verdict::Outcome;
 /// ```
 #[derive(Clone, Debug)]
 pub struct Hosts {
-    gate: Arc<Gate>,
+    gate: Handle,
 }
 
 /// What a gate knows of one host at one moment. Durations are what is left, zero when there is none.
@@ -92,7 +91,7 @@ fn as_number<S: serde::Serializer>(status: &Option<StatusCode>, serializer: S) -
 }
 
 impl Hosts {
-    pub(crate) fn new(gate: Arc<Gate>) -> Self {
+    pub(crate) fn new(gate: Handle) -> Self {
         Self { gate }
     }
 
@@ -240,10 +239,10 @@ impl Hosts {
     ///
     /// Dropping the future leaves the queue and books nothing.
     pub async fn acquire(&self, uri: &Uri, budget: Duration) -> Result<Permit, RateLimited> {
-        let Some(mut waiter) = self.waiter(uri, Terms { budget: Some(budget), ..Terms::default() }) else {
-            return Ok(Permit(None));
-        };
-        poll_fn(|cx| poll_sent(&mut waiter, cx)).await
+        match self.enter(uri, Terms { budget: Some(budget), ..Terms::default() }) {
+            Ok(permit) => Ok(Permit(permit)),
+            Err(mut waiter) => poll_fn(|cx| poll_sent(&mut waiter, cx)).await,
+        }
     }
 
     /// A permit, if one can be had at once.
@@ -264,8 +263,9 @@ impl Hosts {
             only_here: true,
             ..Terms::default()
         };
-        let Some(mut waiter) = self.waiter(uri, now) else {
-            return Ok(Permit(None));
+        let mut waiter = match self.enter(uri, now) {
+            Ok(permit) => return Ok(Permit(permit)),
+            Err(waiter) => waiter,
         };
         // Invariant: with no budget a waiter is admitted or shed when it is first polled.
         loop {
@@ -275,12 +275,13 @@ impl Hosts {
         }
     }
 
-    fn waiter(&self, uri: &Uri, terms: Terms) -> Option<Waiter> {
-        if self.gate.config.disabled {
-            return None;
+    /// A permit that is sent with, none for a request that passes ungated, or a place to wait.
+    fn enter(&self, uri: &Uri, terms: Terms) -> Result<Option<gate::Permit>, Box<Waiter>> {
+        let mut permit = self.gate.enter_by(uri, &HeaderMap::new(), &Extensions::new(), || terms)?;
+        if let Some(permit) = &mut permit {
+            permit.send(|| terms)?;
         }
-        let key = self.gate.config.keying.key(uri, &HeaderMap::new(), &Extensions::new())?;
-        Some(Waiter::new(Arc::clone(&self.gate), key, terms))
+        Ok(permit)
     }
 
     fn keying(&self) -> &dyn Keying {
@@ -330,7 +331,7 @@ fn poll_sent(waiter: &mut Waiter, cx: &mut Context<'_>) -> Poll<Result<Permit, R
     loop {
         let mut permit = std::task::ready!(waiter.poll_admit(cx))?;
         let terms = *waiter.terms();
-        match permit.send(false, &terms) {
+        match permit.send(|| terms) {
             Ok(()) => return Poll::Ready(Ok(Permit(Some(permit)))),
             Err(again) => *waiter = *again,
         }
@@ -361,14 +362,14 @@ impl Permit {
     ///
     /// For an HTTP response [`Outcome::of`] says what it means. `Outcome::Throttled` is reported as status 429.
     pub fn settle(mut self, outcome: Outcome) {
-        if let Some(permit) = &mut self.0 {
+        if let Some(permit) = self.0.as_mut().and_then(gate::Permit::told) {
             permit.settle(None, outcome, StatusCode::TOO_MANY_REQUESTS, &HeaderMap::new());
         }
     }
 
     /// Judges a response head as the layer would, reports it and gives the permit back.
     pub fn settle_response(mut self, status: StatusCode, headers: &HeaderMap) {
-        if let Some(permit) = &mut self.0 {
+        if let Some(permit) = self.0.as_mut().and_then(gate::Permit::told) {
             let outcome = permit.gate().judge(|| permit.key(), status, headers, &Extensions::new());
             permit.settle(None, outcome, status, headers);
         }

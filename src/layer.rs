@@ -8,7 +8,7 @@ use http::{Extensions, Uri};
 use tower_layer::Layer;
 
 use crate::config::{Config, ConfigError, Limits, OnShed, PermitUntil};
-use crate::gate::Gate;
+use crate::gate::Handle;
 use crate::host::Keying;
 use crate::hosts::{Hosts, named_for_limits};
 use crate::observe::Observer;
@@ -52,7 +52,7 @@ use crate::verdict::Verdict;
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct HostGateLayer {
-    gate: Arc<Gate>,
+    gate: Handle,
 }
 
 impl Default for HostGateLayer {
@@ -86,7 +86,7 @@ impl HostGateLayer {
     }
 
     fn with(config: Config) -> Self {
-        Self { gate: Gate::new(config) }
+        Self { gate: Handle::new(config) }
     }
 
     /// Settings never change under a gate in use: a changed layer is a gate of its own.
@@ -240,7 +240,7 @@ impl HostGateLayer {
 
     /// The hosts of this gate, to look at and to steer.
     pub fn hosts(&self) -> Hosts {
-        Hosts::new(Arc::clone(&self.gate))
+        Hosts::new(self.gate.clone())
     }
 
     /// A retry policy for a [`tower::retry::RetryLayer`] *inside* this gate. See [`retry::InFlightRetry`].
@@ -248,7 +248,7 @@ impl HostGateLayer {
     /// [`retry::InFlightRetry`]: crate::retry::InFlightRetry
     #[cfg(feature = "retry")]
     pub fn in_flight_retry(&self) -> crate::retry::InFlightRetry {
-        crate::retry::InFlightRetry::new(Arc::clone(&self.gate))
+        crate::retry::InFlightRetry::new(self.gate.clone())
     }
 }
 
@@ -256,6 +256,6 @@ impl<S> Layer<S> for HostGateLayer {
     type Service = HostGate<S>;
 
     fn layer(&self, inner: S) -> HostGate<S> {
-        HostGate::new(inner, Arc::clone(&self.gate))
+        HostGate::new(inner, self.gate.clone())
     }
 }

@@ -78,6 +78,9 @@ pub use config::{ConfigError, Limits, OnShed, PermitUntil};
 pub use error::{RateLimited, Reason, Shed, Throttled};
 pub use extensions::MaxWait;
 pub use future::ResponseFuture;
+#[cfg(host_gate_loom)]
+#[doc(hidden)]
+pub use gate::model;
 pub use host::{By, HostKey, InvalidHost, Keying};
 pub use hosts::{HostSnapshot, Hosts, Permit};
 pub use layer::HostGateLayer;

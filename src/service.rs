@@ -1,6 +1,5 @@
 //! [`HostGate`]: the service around a client.
 
-use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::{fmt, mem};
 
@@ -10,7 +9,7 @@ use tower_service::Service;
 use crate::body::ResponseBody;
 use crate::extensions;
 use crate::future::{BoxError, ResponseFuture};
-use crate::gate::{Gate, Permit, Terms, Waiter};
+use crate::gate::{Handle, Permit};
 
 /// A client service behind a gate. Made by [`HostGateLayer`](crate::HostGateLayer).
 ///
@@ -49,11 +48,11 @@ use crate::gate::{Gate, Permit, Terms, Waiter};
 #[derive(Clone)]
 pub struct HostGate<S> {
     inner: S,
-    gate: Arc<Gate>,
+    gate: Handle,
 }
 
 impl<S> HostGate<S> {
-    pub(crate) fn new(inner: S, gate: Arc<Gate>) -> Self {
+    pub(crate) fn new(inner: S, gate: Handle) -> Self {
         Self { inner, gate }
     }
 
@@ -87,22 +86,59 @@ where
         Poll::Ready(Ok(()))
     }
 
-    fn call(&mut self, mut request: Request<B>) -> Self::Future {
-        let terms = extensions::terms(&request);
-        let holds = self.gate.holds();
-        let mut permit = match self.enter(&request, &terms) {
-            Ok(permit) => permit,
-            Err(waiter) => return ResponseFuture::waiting(waiter, self.inner.clone(), request),
+    // The way of nearly every request. What is rarer goes by functions of its own, so that a request and a future are not
+    // copied about on this one.
+    #[inline]
+    fn call(&mut self, request: Request<B>) -> Self::Future {
+        let Some(mut permit) = self.gate.enter_plainly(&request) else {
+            return self.call_anyhow(request);
         };
-        match self.inner.poll_ready(&mut Context::from_waker(Waker::noop())) {
+        let ready = self.inner.poll_ready(&mut Context::from_waker(Waker::noop()));
+        if !matches!(ready, Poll::Ready(Ok(()))) || !permit.send_plainly() {
+            return self.call_with(Some(Permit::Plain(permit)), ready, request);
+        }
+        ResponseFuture::calling(self.inner.call(request), Some(Permit::Plain(permit)))
+    }
+}
+
+impl<S> HostGate<S> {
+    #[inline(never)]
+    fn call_anyhow<B>(&mut self, request: Request<B>) -> ResponseFuture<S, B>
+    where
+        S: Service<Request<B>> + Clone,
+        S::Error: Into<BoxError>,
+    {
+        match self.gate.enter(&request) {
+            Ok(permit) => {
+                let ready = self.inner.poll_ready(&mut Context::from_waker(Waker::noop()));
+                self.call_with(permit, ready, request)
+            }
+            Err(waiter) => ResponseFuture::waiting(waiter, self.inner.clone(), request),
+        }
+    }
+
+    #[inline(never)]
+    fn call_with<B>(
+        &mut self,
+        mut permit: Option<Permit>,
+        ready: Poll<Result<(), S::Error>>,
+        mut request: Request<B>,
+    ) -> ResponseFuture<S, B>
+    where
+        S: Service<Request<B>> + Clone,
+        S::Error: Into<BoxError>,
+    {
+        match ready {
             Poll::Ready(Ok(())) => {}
             Poll::Ready(Err(error)) => return ResponseFuture::failed(error.into()),
             // The future owns the polled instance: left in place it would keep whatever it has reserved for ever.
-            Poll::Pending => return ResponseFuture::readying(permit, terms, self.take_inner(), request),
+            Poll::Pending => {
+                let terms = extensions::terms(&request);
+                return ResponseFuture::readying(permit, terms, self.take_inner(), request);
+            }
         }
         if let Some(permit) = &mut permit {
-            let late = self.gate.holds() != holds;
-            if let Err(waiter) = permit.send(late, &terms) {
+            if let Err(waiter) = permit.send(|| extensions::terms(&request)) {
                 // Its host was held in between, on another thread: the readied instance goes.
                 drop(self.take_inner());
                 return ResponseFuture::waiting(waiter, self.inner.clone(), request);
@@ -110,23 +146,6 @@ where
         }
         extensions::mark_sent(&mut request, permit.as_ref());
         ResponseFuture::calling(self.inner.call(request), permit)
-    }
-}
-
-impl<S> HostGate<S> {
-    /// A permit, if one can be had at once, or none for a request that passes ungated; else a place to wait.
-    #[inline]
-    fn enter<B>(&self, request: &Request<B>, terms: &Terms) -> Result<Option<Permit>, Box<Waiter>> {
-        if self.gate.config.disabled {
-            return Ok(None);
-        }
-        let Some(key) = self.gate.config.keying.key(request.uri(), request.headers(), request.extensions()) else {
-            return Ok(None);
-        };
-        match self.gate.try_enter(&key, terms) {
-            Some(permit) => Ok(Some(permit)),
-            None => Err(Box::new(Waiter::new(Arc::clone(&self.gate), key, *terms))),
-        }
     }
 
     fn take_inner(&mut self) -> S

@@ -271,11 +271,13 @@ fn the_slots_of_a_peak_do_not_stay() {
     let hosts = HostGateLayer::new().hosts();
     let uris: Vec<Uri> = (0..20_000).map(|n| format!("http://h{n}.example/").parse().unwrap()).collect();
     let acquire = |uri| hosts.try_acquire(uri).unwrap();
+    // What is allocated once, with the first request.
+    drop(acquire(&uris[0]));
     let info = allocation_counter::measure(|| {
         drop(uris.iter().map(acquire).collect::<Vec<_>>());
         uris[..2_000].iter().for_each(|uri| drop(acquire(uri)));
     });
-    // 16 shards with room for 32 slots of about 120 bytes, doubled by the table.
+    // 16 shards with room for 32 slots of about 140 bytes, doubled by the table.
     assert!(info.bytes_current < 256 * 1024, "{} bytes stay", info.bytes_current);
     assert!(info.bytes_max > 2 * 1024 * 1024, "there was no peak: {} bytes", info.bytes_max);
 }

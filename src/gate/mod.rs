@@ -1,14 +1,19 @@
-//! This process's gate: one slot per host that has something to say.
+//! This process's gate: a word per host in flight, and a slot per host that has more to say.
 //!
-//! A request takes a [`Permit`] at once ([`Gate::try_enter`]) or waits for one ([`Waiter`]); the response reports to
+//! A request takes a [`Permit`] at once ([`Gate::enter`]) or waits for one ([`Waiter`]); the response reports to
 //! [`Permit::settle`]; the permit's drop wakes the next waiter. Nothing runs in the background and no host owns a task.
 
+mod cells;
 mod clock;
+mod fast;
+mod handle;
+mod name;
 mod permit;
 mod queue;
 #[cfg(feature = "redis")]
 mod remote;
 mod slot;
+mod sync;
 mod table;
 mod waiter;
 
@@ -16,22 +21,28 @@ use std::collections::{HashMap, HashSet};
 use std::fmt;
 #[cfg(feature = "redis")]
 use std::sync::Weak;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::task::Waker;
 use std::time::Duration;
 
-use http::{Extensions, HeaderMap, StatusCode};
+use http::{Extensions, HeaderMap, Method, Request, StatusCode, Uri};
 
+use self::cells::{MOST, Rights, Spot, Taken};
 use self::clock::Clock;
-pub(crate) use self::permit::Permit;
+use self::fast::FastPath;
+pub(crate) use self::handle::Handle;
+use self::name::Name;
+use self::permit::Stage;
+pub(crate) use self::permit::{Permit, Plain, Told};
 use self::queue::Class;
 use self::slot::Slot;
-use self::table::Table;
+use self::sync::{AtomicBool, Ordering};
+use self::table::{Shard, Sight, SlotId, Table};
 pub(crate) use self::waiter::Waiter;
 use crate::config::{Config, Limits, PermitUntil};
 use crate::error::{LastRefusal, Throttled};
-use crate::host::HostKey;
+use crate::extensions;
+use crate::host::{By, HostKey};
 use crate::hosts::HostSnapshot;
 use crate::observe::{self, Observer, ThrottleEvent};
 use crate::pace::{Memory, Quota, Refusal, Ticket, Time};
@@ -44,13 +55,15 @@ pub(crate) struct Gate {
     pub(crate) config: Config,
     clock: Clock,
     table: Table,
+    /// How hosts are told apart, if requests need not be looked at any closer than that.
+    plain: Option<By>,
+    /// Of a host without settings of its own.
+    rights: Rights,
     /// What was set per host, at first the configuration's.
     limits: RwLock<HashMap<HostKey, Arc<Limits>>>,
-    /// Spares a gate without such settings the look-up.
+    /// Spares a gate that never had such settings the look-up.
     any_limits: AtomicBool,
     warned: Mutex<HashSet<HostKey>>,
-    /// How often any host's pace has changed for the worse.
-    holds: AtomicU64,
     /// The store that hosts are shared in.
     #[cfg(feature = "redis")]
     shared: Option<remote::Shared>,
@@ -102,56 +115,182 @@ pub(crate) struct Refused<'a> {
 }
 
 impl Gate {
-    pub(crate) fn new(config: Config) -> Arc<Self> {
-        #[cfg(not(feature = "redis"))]
-        return Arc::new(Self::build(config));
-        #[cfg(feature = "redis")]
+    fn new(config: Config) -> Arc<Self> {
         Arc::new_cyclic(|this| {
-            let shared = config.shared.clone().map(|settings| remote::Shared::new(settings, Weak::clone(this)));
-            Self { shared, this: Weak::clone(this), ..Self::build(config) }
+            #[cfg(feature = "redis")]
+            let shared = config.shared.clone().map(|settings| remote::Shared::new(settings, this.clone()));
+            #[cfg(feature = "redis")]
+            let is_shared = shared.is_some();
+            #[cfg(not(feature = "redis"))]
+            let is_shared = false;
+
+            // Of a host that is limited beforehand each send counts, and those of a shared one are others' too.
+            let has_fast_path = !is_shared && !config.is_bounded(None);
+            #[cfg(test)]
+            let has_fast_path = has_fast_path && !config.slots_only;
+            let is_plain = has_fast_path && !config.disabled && config.final_uri.is_none();
+            Self {
+                clock: Clock::start(),
+                table: Table::new(has_fast_path.then(|| this.clone())),
+                plain: config.keying.by().filter(|_| is_plain),
+                rights: Rights {
+                    permits: config.concurrency.min(MOST) as u8,
+                    until_head: config.permit_until == PermitUntil::Head,
+                },
+                any_limits: AtomicBool::new(!config.per_host.is_empty()),
+                limits: RwLock::new(config.per_host.clone()),
+                warned: Mutex::default(),
+                config,
+                #[cfg(feature = "redis")]
+                shared,
+                #[cfg(feature = "redis")]
+                this: this.clone(),
+            }
         })
     }
 
-    fn build(config: Config) -> Self {
-        Self {
-            clock: Clock::start(),
-            table: Table::new(),
-            any_limits: AtomicBool::new(!config.per_host.is_empty()),
-            limits: RwLock::new(config.per_host.clone()),
-            warned: Mutex::default(),
-            holds: AtomicU64::new(0),
-            config,
-            #[cfg(feature = "redis")]
-            shared: None,
-            #[cfg(feature = "redis")]
-            this: Weak::new(),
+    /// The last handle is gone: nobody can ask for a permit any more. Slots take over what is still out, for those who wait
+    /// and those who have not sent yet.
+    fn close(&self) {
+        let Some(fast) = self.table.fast_at_the_end() else { return };
+        for (nth, mut shard) in self.table.shards().enumerate() {
+            self.give_slots(&mut shard, nth, Sight::InFlight);
+            shard.detach();
+        }
+        fast.close();
+    }
+
+    /// Makes slots for the hosts in flight that have none.
+    fn give_slots(&self, shard: &mut Shard, nth: usize, sight: Sight) {
+        self.table.each_without_slot(shard, nth, sight, |shard, key, _| {
+            self.table.slot(shard, self.table.spot(&key), &key, |number| self.new_slot(number, &key));
+        });
+    }
+
+    // --- permits --------------------------------------------------------------------------------------------------
+
+    /// The way of nearly every request: there is nothing special about it or its host.
+    #[inline]
+    pub(crate) fn enter_plainly<B>(&self, request: &Request<B>) -> Option<Plain> {
+        let by = self.plain?;
+        let fast = self.table.fast_in_use()?;
+        if !request.extensions().is_empty() || request.method() == Method::HEAD {
+            return None;
+        }
+        let name = Name::plain(request.uri(), by)?;
+        self.take(fast, name, self.table.spot_of(name))
+    }
+
+    /// A permit, if one can be had at once, or none for a request that passes ungated; else a place to wait.
+    pub(crate) fn enter<B>(self: &Arc<Self>, request: &Request<B>) -> Result<Option<Permit>, Box<Waiter>> {
+        self.enter_by(request.uri(), request.headers(), request.extensions(), || extensions::terms(request))
+    }
+
+    /// The same for what a request is told by.
+    pub(crate) fn enter_by(
+        self: &Arc<Self>,
+        uri: &Uri,
+        headers: &HeaderMap,
+        extensions: &Extensions,
+        terms: impl FnOnce() -> Terms,
+    ) -> Result<Option<Permit>, Box<Waiter>> {
+        if self.config.disabled {
+            return Ok(None);
+        }
+        let Some(key) = self.config.keying.key(uri, headers, extensions) else {
+            return Ok(None);
+        };
+        let terms = terms();
+        match self.try_enter(&key, &terms) {
+            Some(permit) => Ok(Some(permit)),
+            None => Err(Box::new(Waiter::new(Arc::clone(self), key, terms))),
         }
     }
 
-    /// A permit, if one can be had at once. Costs a healthy host one short lock, no clock and no allocation.
-    #[inline]
-    pub(crate) fn try_enter(self: &Arc<Self>, key: &HostKey, terms: &Terms) -> Option<Permit> {
+    fn try_enter(self: &Arc<Self>, key: &HostKey, terms: &Terms) -> Option<Permit> {
         #[cfg(feature = "redis")]
         if self.store_up().is_some() {
             // Somebody has to be asked.
             return None;
         }
-        let hash = self.table.hash(key);
-        let mut shard = self.table.lock(hash);
-        let (id, slot) = self.table.slot(&mut shard, hash, key, |number| self.new_slot(number, key));
+        let spot = self.table.spot(key);
+        if let Some(plain) = self.table.fast().and_then(|fast| self.take(fast, Name::of(key), spot)) {
+            return Some(plain.with(self, terms));
+        }
+        let mut shard = self.table.lock(spot);
+        let (id, slot) = self.table.slot(&mut shard, spot, key, |number| self.new_slot(number, key));
         if slot.ahead_of_new(terms.class()) > 0 {
             return None;
         }
         let admission = slot.admit(|| self.clock.now(), &self.config).ok()?;
         let until = terms.until.unwrap_or_else(|| slot.permit_until(&self.config));
         drop(shard);
-        Some(Permit::new(Arc::clone(self), id, admission, until, terms, terms.waited_before()))
+        Some(Permit::of_slot(Arc::clone(self), id, admission, until, terms, terms.waited_before()))
     }
 
-    /// Tells, by comparison with an earlier reading, whether any host has been held since.
+    /// A permit of the host's cell.
     #[inline]
-    pub(crate) fn holds(&self) -> u64 {
-        self.holds.load(Ordering::Acquire)
+    fn take(&self, fast: &'static FastPath, name: Name<'_>, spot: Spot) -> Option<Plain> {
+        match fast.cells.take(spot, name, || self.rights_of(name)) {
+            Taken::Permit(rights) => Some(Plain::new(fast, spot.place(), rights)),
+            Taken::Slow => None,
+            Taken::Owed => {
+                fast.give_back(spot.place(), Stage::Admitted);
+                None
+            }
+        }
+    }
+
+    #[inline]
+    fn rights_of(&self, name: Name<'_>) -> Rights {
+        if self.any_limits.load(Ordering::SeqCst) { self.look_up_rights(name) } else { self.rights }
+    }
+
+    #[cold]
+    fn look_up_rights(&self, name: Name<'_>) -> Rights {
+        let Some(limits) = self.look_up_limits(&name.key()) else { return self.rights };
+        let concurrency = limits.concurrency.unwrap_or(self.config.concurrency);
+        let until = limits.permit_until.unwrap_or(self.config.permit_until);
+        let permits = if self.config.is_bounded(Some(&*limits)) { 0 } else { concurrency.min(MOST) as u8 };
+        Rights { permits, until_head: until == PermitUntil::Head }
+    }
+
+    /// A permit of a cell goes back under the lock.
+    fn take_back(&self, fast: &'static FastPath, place: usize, stage: Stage) {
+        let mut shard = self.table.lock_place(place);
+        let occupant = fast.cells.given_back(place, stage == Stage::Body);
+        let mut next = None;
+        if let Some(slot) = shard.adopter(place, occupant) {
+            slot.give_adopted_back(stage == Stage::Body);
+            if stage != Stage::Admitted {
+                slot.completed(|| self.clock.now(), &self.config);
+            }
+            next = slot.next_waiter(&self.config);
+            let id = SlotId::of(slot);
+            self.tidy(&mut shard, id);
+        }
+        drop(shard);
+        fast.end_if_over();
+        next.into_iter().for_each(Waker::wake);
+    }
+
+    /// The head of a response has arrived for a permit of a cell.
+    fn body_begins(&self, fast: &'static FastPath, place: usize) {
+        let mut shard = self.table.lock_place(place);
+        let occupant = fast.cells.body_begun(place);
+        let next = shard.adopter(place, occupant).and_then(|slot| slot.head_arrived(|| self.clock.now()));
+        drop(shard);
+        next.into_iter().for_each(Waker::wake);
+    }
+
+    /// Drops a slot that has come out of use, at once or in time.
+    fn tidy(&self, shard: &mut Shard, id: SlotId) {
+        let Some(slot) = shard.by_id(id) else { return };
+        if slot.is_blank() {
+            self.table.remove(shard, id);
+        } else if slot.is_unused() {
+            self.table.tidy(shard, &self.clock, &self.config);
+        }
     }
 
     /// Tells this gate from others.
@@ -210,9 +349,9 @@ impl Gate {
     }
 
     pub(crate) fn succeeded(&self, key: &HostKey, ticket: Option<Ticket>) {
-        let hash = self.table.hash(key);
-        let mut shard = self.table.lock(hash);
-        if let Some(slot) = shard.get(hash, key) {
+        let spot = self.table.spot(key);
+        let mut shard = self.table.lock(spot);
+        if let Some(slot) = shard.get(spot, key) {
             let rules = slot.rules(&self.config);
             if let Some(paced) = slot.paced() {
                 paced.pace.succeeded(ticket, &rules);
@@ -223,10 +362,15 @@ impl Gate {
     /// A response that was no refusal said how much is left of the quota of a host, of whose requests in flight it has
     /// answered so many.
     pub(crate) fn quota_left(&self, key: &HostKey, quota: Quota, answered: u64, success: bool) {
-        let hash = self.table.hash(key);
-        let mut shard = self.table.lock(hash);
-        let slot = shard.get(hash, key);
-        let others = slot.as_ref().map_or(0, |slot| (slot.in_flight() as u64).saturating_sub(answered));
+        let spot = self.table.spot(key);
+        let mut shard = self.table.lock(spot);
+        let slot = shard.get(spot, key);
+        let in_flight = match (&slot, self.table.fast_in_use()) {
+            (Some(slot), _) => slot.in_flight() as u64,
+            (None, Some(fast)) => u64::from(fast.cells.out(spot).permits),
+            (None, None) => 0,
+        };
+        let others = in_flight.saturating_sub(answered);
         if quota.remaining > others {
             if let Some(paced) = slot.filter(|_| success).and_then(Slot::paced) {
                 paced.pace.is_paced_by_the_server();
@@ -278,9 +422,9 @@ impl Gate {
     /// A retry below the gate will send at this instant: the next send keeps its distance to that one.
     #[cfg(feature = "retry")]
     pub(crate) fn resend(self: &Arc<Self>, key: &HostKey, now: Time, at: Time) -> bool {
-        let hash = self.table.hash(key);
-        let mut shard = self.table.lock(hash);
-        let has_room = shard.get(hash, key).is_none_or(|slot| slot.resend(now, at, &self.config));
+        let spot = self.table.spot(key);
+        let mut shard = self.table.lock(spot);
+        let has_room = shard.get(spot, key).is_none_or(|slot| slot.resend(now, at, &self.config));
         drop(shard);
         #[cfg(feature = "redis")]
         if has_room {
@@ -292,20 +436,18 @@ impl Gate {
     /// Changes the pace of a host for the worse.
     fn hold<T>(&self, key: &HostKey, change: impl FnOnce(&mut Slot, Time) -> T) -> T {
         let now = self.clock.now();
-        let hash = self.table.hash(key);
-        let mut shard = self.table.lock(hash);
+        let spot = self.table.spot(key);
+        let mut shard = self.table.lock(spot);
         self.table.sweep(&mut shard, now, &self.config);
-        let (id, slot) = self.table.slot(&mut shard, hash, key, |number| self.new_slot(number, key));
+        let (id, slot) = self.table.slot(&mut shard, spot, key, |number| self.new_slot(number, key));
         let result = change(slot, now);
         #[cfg(feature = "redis")]
         if self.shared.is_some() && self.store_up().is_none() {
             slot.remote().tell_later();
         }
-        // Within the lock: whoever was admitted before the change took its reading before this.
-        self.holds.fetch_add(1, Ordering::Release);
         let wakers = slot.refuse_hopeless(now, &self.config);
         if slot.says_nothing(|| now, &self.config) {
-            shard.remove(id);
+            self.table.remove(&mut shard, id);
         }
         drop(shard);
         wakers.into_iter().for_each(Waker::wake);
@@ -327,13 +469,13 @@ impl Gate {
     }
 
     pub(crate) fn clear(self: &Arc<Self>, key: &HostKey) {
-        let hash = self.table.hash(key);
-        let mut shard = self.table.lock(hash);
-        let (id, slot) = self.table.slot(&mut shard, hash, key, |number| self.new_slot(number, key));
+        let spot = self.table.spot(key);
+        let mut shard = self.table.lock(spot);
+        let (id, slot) = self.table.slot(&mut shard, spot, key, |number| self.new_slot(number, key));
         slot.clear(self.clock.now(), &self.config);
         let next = slot.next_waiter(&self.config);
         if slot.says_nothing(|| self.clock.now(), &self.config) {
-            shard.remove(id);
+            self.table.remove(&mut shard, id);
         }
         drop(shard);
         next.into_iter().for_each(Waker::wake);
@@ -342,17 +484,20 @@ impl Gate {
     }
 
     pub(crate) fn set_limits(&self, key: HostKey, limits: Limits) {
-        {
-            let mut map = self.limits.write().unwrap_or_else(PoisonError::into_inner);
-            if limits == Limits::default() {
-                map.remove(&key);
-            } else {
-                map.insert(key, Arc::new(limits));
-            }
-            self.any_limits.store(!map.is_empty(), Ordering::Release);
+        let mut map = self.limits.write().unwrap_or_else(PoisonError::into_inner);
+        if limits == Limits::default() {
+            map.remove(&key);
+        } else {
+            map.insert(key, Arc::new(limits));
         }
+        drop(map);
+        // Before any cell is looked at: whoever claims one from here on looks the limits up.
+        self.any_limits.store(true, Ordering::SeqCst);
         // A slot reads its limits when it is made, under its shard's lock: one that was made before the change is met here.
-        for mut shard in self.table.shards() {
+        // A cell is given its rights when it is claimed: those of hosts in flight have slots from here on, and the others
+        // are to be claimed anew.
+        for (nth, mut shard) in self.table.shards().enumerate() {
+            self.give_slots(&mut shard, nth, Sight::All);
             let mut wakers = Vec::new();
             for slot in shard.iter_mut() {
                 let limits = self.limits_of(slot.key());
@@ -368,10 +513,17 @@ impl Gate {
     pub(crate) fn snapshots(&self, wanted: impl Fn(&HostKey) -> bool) -> Vec<HostSnapshot> {
         let mut found = Vec::new();
         self.table.forget(self.clock.now(), &self.config);
-        for mut shard in self.table.shards() {
+        for (nth, mut shard) in self.table.shards().enumerate() {
             self.table.sweep(&mut shard, self.clock.now(), &self.config);
             let slots = shard.iter_mut().filter(|slot| wanted(slot.key()));
             found.extend(slots.filter_map(|slot| slot.snapshot(&self.clock, &self.config)));
+            self.table.each_without_slot(&mut shard, nth, Sight::InFlight, |_, key, out| {
+                if wanted(&key) {
+                    let mut slot = self.new_slot(0, &key);
+                    slot.adopt(out);
+                    found.extend(slot.snapshot(&self.clock, &self.config));
+                }
+            });
         }
         found
     }
@@ -408,7 +560,6 @@ impl Gate {
     }
 
     /// What was set for the key, or else for its name.
-    #[inline]
     fn limits_of(&self, key: &HostKey) -> Option<Arc<Limits>> {
         if self.any_limits.load(Ordering::Acquire) { self.look_up_limits(key) } else { None }
     }
@@ -419,9 +570,8 @@ impl Gate {
         map.get(key).or_else(|| map.get(&HostKey::new(key.name()))).cloned()
     }
 
-    #[inline]
     fn new_slot(&self, number: u64, key: &HostKey) -> Slot {
-        Slot::new(number, key.clone(), self.limits_of(key), &self.config)
+        Slot::new(number, self.table.spot(key), key.clone(), self.limits_of(key), &self.config)
     }
 
     fn warn_of_unread_bodies(&self, key: &HostKey, in_flight: usize) {
@@ -440,5 +590,7 @@ impl fmt::Debug for Gate {
     }
 }
 
+#[cfg(host_gate_loom)]
+pub mod model;
 #[cfg(test)]
 mod tests;

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use super::cells::{Out, Spot};
 use super::clock::Clock;
 use super::queue::{Class, Place, Queue};
 #[cfg(feature = "redis")]
@@ -20,12 +21,15 @@ use crate::pace::{Bounds, DelayFrom, Forecast, Memory, Pace, Pacing, Proactive, 
 pub(super) struct Slot {
     /// See `SlotId`.
     number: u64,
+    spot: Spot,
     key: HostKey,
     /// What was set for this host; `None` is the layer's.
     limits: Option<Arc<Limits>>,
     /// Some proactive limit is in force.
     bounded: bool,
     in_flight: u32,
+    /// Of those in flight, the ones with a permit of the host's cell, taken before this slot was made.
+    adopted: u32,
     /// Of those in flight, the ones whose response head has arrived.
     bodies: u32,
     /// Of those in flight, the ones admitted by pacing and not yet sent. At most one at a time, so that every send is
@@ -141,14 +145,16 @@ fn draw(jitter: Duration) -> Duration {
 
 impl Slot {
     #[inline]
-    pub(super) fn new(number: u64, key: HostKey, limits: Option<Arc<Limits>>, config: &Config) -> Self {
+    pub(super) fn new(number: u64, spot: Spot, key: HostKey, limits: Option<Arc<Limits>>, config: &Config) -> Self {
         let bounded = config.is_bounded(limits.as_deref());
         Self {
             number,
+            spot,
             key,
             limits,
             bounded,
             in_flight: 0,
+            adopted: 0,
             bodies: 0,
             unsent: 0,
             queue: None,
@@ -160,6 +166,10 @@ impl Slot {
 
     pub(super) fn number(&self) -> u64 {
         self.number
+    }
+
+    pub(super) fn spot(&self) -> Spot {
+        self.spot
     }
 
     pub(super) fn key(&self) -> &HostKey {
@@ -445,15 +455,33 @@ impl Slot {
         }
     }
 
-    /// The response head has arrived, the body holds the permit from here on. The clock is read only if somebody waits.
+    /// The response head has arrived, the body holds the permit from here on. The clock is read only if somebody waits; then
+    /// the head of the queue is to watch how long for.
     #[inline]
-    pub(super) fn head_arrived(&mut self, now: impl FnOnce() -> Time) {
+    pub(super) fn head_arrived(&mut self, now: impl FnOnce() -> Time) -> Option<Waker> {
         self.bodies += 1;
-        if self.only_bodies() {
-            if let Some(queue) = self.queue.as_mut().filter(|queue| !queue.is_empty()) {
-                queue.bodies_since = Some(now());
-            }
+        if !self.only_bodies() {
+            return None;
         }
+        let queue = self.queue.as_mut().filter(|queue| !queue.is_empty())?;
+        queue.bodies_since = Some(now());
+        if queue.warned { None } else { queue.wake_head() }
+    }
+
+    // --- permits of the host's cell -------------------------------------------------------------------------------
+
+    /// Counts the permits that are out as its own.
+    pub(super) fn adopt(&mut self, out: Out) {
+        (self.in_flight, self.bodies, self.adopted) = (out.permits, out.bodies, out.permits);
+    }
+
+    pub(super) fn has_adopted(&self) -> bool {
+        self.adopted > 0
+    }
+
+    pub(super) fn give_adopted_back(&mut self, body: bool) {
+        self.adopted -= 1;
+        self.give_back(body);
     }
 
     #[inline]
@@ -517,6 +545,17 @@ impl Slot {
         Some(*self.queue().bodies_since.get_or_insert(now))
     }
 
+    /// The head of the queue, which has come there just now, if there is something for it to do: there may be a permit, a
+    /// timer to set, or the store to be asked. Else whoever gives a permit back wakes it.
+    pub(super) fn new_head(&mut self, config: &Config) -> Option<Waker> {
+        #[cfg(feature = "redis")]
+        if config.shared.is_some() {
+            return self.wake_head();
+        }
+        let only_bodies = self.only_bodies() && self.queue.as_ref().is_some_and(|queue| !queue.warned);
+        if only_bodies { self.queue.as_mut()?.wake_head() } else { self.next_waiter(config) }
+    }
+
     /// The head of the queue, to look for itself.
     #[cfg(feature = "redis")]
     pub(super) fn wake_head(&mut self) -> Option<Waker> {
@@ -533,6 +572,16 @@ impl Slot {
     #[inline]
     pub(super) fn is_unused(&self) -> bool {
         self.in_flight == 0 && self.queue.as_ref().is_none_or(|queue| queue.is_empty())
+    }
+
+    /// Unused, and as it was made: there is no need of a clock to see that it says nothing.
+    #[inline]
+    pub(super) fn is_blank(&self) -> bool {
+        #[cfg(feature = "redis")]
+        if self.remote.is_some() {
+            return false;
+        }
+        self.paced.is_none() && self.is_unused()
     }
 
     /// Unused, and there is nothing to remember.

@@ -1,5 +1,7 @@
 //! What only the inside can see: how often the clock is read.
 
+mod oracle;
+
 use std::convert::Infallible;
 use std::pin::pin;
 use std::task::{Context, Poll, Waker};

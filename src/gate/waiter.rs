@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use tokio::time::{Sleep, sleep_until};
 
+use super::cells::Spot;
 use super::permit::Permit;
 use super::queue::{Class, Place};
 #[cfg(feature = "redis")]
@@ -31,7 +32,7 @@ const PATIENCE_WITH_BODIES: Duration = Duration::from_secs(1);
 /// Dropped at any moment it leaves the queue, has booked nothing, and wakes the next one if it was that one's turn.
 pub(crate) struct Waiter {
     gate: Arc<Gate>,
-    hash: u64,
+    spot: Spot,
     key: HostKey,
     terms: Terms,
     wait: Option<Wait>,
@@ -51,7 +52,7 @@ struct Wait {
 }
 
 /// What one look at the host came to.
-enum Step {
+pub(super) enum Step {
     Admitted(Permit),
     Shed(RateLimited),
     /// Look again at this instant, or when woken.
@@ -64,8 +65,8 @@ enum Step {
 
 impl Waiter {
     pub(crate) fn new(gate: Arc<Gate>, key: HostKey, terms: Terms) -> Self {
-        let hash = gate.table.hash(&key);
-        Self { gate, hash, key, terms, wait: None, timer: None }
+        let spot = gate.table.spot(&key);
+        Self { gate, spot, key, terms, wait: None, timer: None }
     }
 
     pub(crate) fn gate(&self) -> &Gate {
@@ -105,12 +106,12 @@ impl Waiter {
     }
 
     /// Looks at the host once, under its lock.
-    fn step(&mut self, waker: &Waker) -> Step {
+    pub(super) fn step(&mut self, waker: &Waker) -> Step {
         let gate = Arc::clone(&self.gate);
         let config = &gate.config;
         let now = gate.clock.now();
-        let mut shard = gate.table.lock(self.hash);
-        let (id, slot) = gate.table.slot(&mut shard, self.hash, &self.key, |number| gate.new_slot(number, &self.key));
+        let mut shard = gate.table.lock(self.spot);
+        let (id, slot) = gate.table.slot(&mut shard, self.spot, &self.key, |number| gate.new_slot(number, &self.key));
 
         let blocked = match self.try_admit(id, slot, now) {
             Ok(permit) => {
@@ -135,7 +136,7 @@ impl Waiter {
             #[cfg(feature = "redis")]
             let leftovers = (slot.leftovers(), slot.host_terms(config));
             if slot.says_nothing(|| now, config) {
-                shard.remove(id);
+                gate.table.remove(&mut shard, id);
             }
             drop(shard);
             #[cfg(feature = "redis")]
@@ -230,7 +231,7 @@ impl Waiter {
                 let until = self.terms.until.unwrap_or_else(|| slot.permit_until(&self.gate.config));
                 let waited = self.terms.waited_before().saturating_add(self.waited(now));
                 let gate = Arc::clone(&self.gate);
-                let permit = Permit::new(gate, id, Admission::Recorded, until, &self.terms, waited);
+                let permit = Permit::of_slot(gate, id, Admission::Recorded, until, &self.terms, waited);
                 return Ok(permit.with_lease(grant.lease));
             }
         }
@@ -241,7 +242,7 @@ impl Waiter {
         let until = self.terms.until.unwrap_or_else(|| slot.permit_until(&self.gate.config));
         let waited = self.terms.waited_before().saturating_add(self.waited(now));
         let gate = Arc::clone(&self.gate);
-        Ok(Permit::new(gate, id, admission, until, &self.terms, waited))
+        Ok(Permit::of_slot(gate, id, admission, until, &self.terms, waited))
     }
 
     /// The error, if this request has no prospect of being admitted within its budget.
@@ -285,8 +286,7 @@ impl Waiter {
             slot.queue().kept_by_pacing(false, now);
         }
         let own = slot.queue().leave(wait.place, now);
-        // The new head has to look for itself: there may be a permit, or a timer to set.
-        let next = if was_head { slot.queue().wake_head() } else { None };
+        let next = if was_head { slot.new_head(&self.gate.config) } else { None };
         (paced, [next, own])
     }
 
@@ -331,14 +331,14 @@ impl Drop for Waiter {
         }
         let gate = Arc::clone(&self.gate);
         let now = gate.clock.now();
-        let mut shard = gate.table.lock(self.hash);
+        let mut shard = gate.table.lock(self.spot);
         // Invariant: a slot with a waiter is never removed, so this finds it.
-        let (id, slot) = gate.table.slot(&mut shard, self.hash, &self.key, |number| gate.new_slot(number, &self.key));
+        let (id, slot) = gate.table.slot(&mut shard, self.spot, &self.key, |number| gate.new_slot(number, &self.key));
         let (paced, next) = self.leave(slot, now);
         #[cfg(feature = "redis")]
         let leftovers = (slot.leftovers(), slot.host_terms(&gate.config));
         if slot.says_nothing(|| now, &gate.config) {
-            shard.remove(id);
+            gate.table.remove(&mut shard, id);
         }
         drop(shard);
         #[cfg(feature = "redis")]

@@ -1,6 +1,5 @@
 //! ADR-0015: one bounded retry within a request.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use http::{Request, Response, StatusCode};
@@ -9,7 +8,7 @@ use tower::retry::Policy;
 
 use super::may_repeat;
 use crate::extensions::SentAt;
-use crate::gate::{Gate, Refused};
+use crate::gate::{Handle, Refused};
 use crate::observe::Label;
 use crate::pace::{Ticket, Time};
 use crate::verdict::Outcome;
@@ -44,7 +43,7 @@ use crate::verdict::Outcome;
 /// [`HostGateLayer::in_flight_retry`]: crate::HostGateLayer::in_flight_retry
 #[derive(Clone, Debug)]
 pub struct InFlightRetry {
-    gate: Arc<Gate>,
+    gate: Handle,
     base_delay: Duration,
     max_delay: Duration,
     /// When the second attempt went out; none has before the first one was refused.
@@ -52,7 +51,7 @@ pub struct InFlightRetry {
 }
 
 impl InFlightRetry {
-    pub(crate) fn new(gate: Arc<Gate>) -> Self {
+    pub(crate) fn new(gate: Handle) -> Self {
         Self { gate, base_delay: Duration::from_millis(500), max_delay: Duration::from_secs(5), resent: None }
     }
 

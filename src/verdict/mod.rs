@@ -83,6 +83,21 @@ pub(crate) fn quota(_: &HeaderMap) -> Option<Quota> {
     None
 }
 
+/// Without this there is no [`quota`].
+#[cfg(feature = "ratelimit-headers")]
+pub(crate) use rate_limit::mentions_quota;
+
+#[cfg(not(feature = "ratelimit-headers"))]
+pub(crate) fn mentions_quota(_: &HeaderMap) -> bool {
+    false
+}
+
+/// Whether [`Outcome::of`] looks any further than the status.
+#[inline]
+pub(crate) fn may_be_no_success(status: StatusCode) -> bool {
+    matches!(status.as_u16(), 403 | 408 | 429 | 500..600)
+}
+
 impl Outcome {
     /// The verdict a gate uses unless it is given another:
     ///

@@ -55,7 +55,7 @@ pub(crate) fn quota(headers: &HeaderMap, now: impl FnOnce() -> SystemTime) -> Op
 /// Runs for every response there is, and nearly none has such a header. A name that `http` knows is told from these by
 /// one look at its kind, and most others by their length: looking at its text would cost three times as much.
 #[inline]
-fn mentions_quota(headers: &HeaderMap) -> bool {
+pub(crate) fn mentions_quota(headers: &HeaderMap) -> bool {
     const STRUCTURED: HeaderName = HeaderName::from_static("ratelimit");
     const PLAIN: HeaderName = HeaderName::from_static("ratelimit-remaining");
     const X_JOINED: HeaderName = HeaderName::from_static("x-ratelimit-remaining");

@@ -113,9 +113,9 @@ impl Gate {
     /// Looks at the slot of a host that the store has said something of, and wakes whom that concerns.
     fn with_slot(self: &Arc<Self>, key: &HostKey, change: impl FnOnce(&mut Slot, Time)) {
         let now = self.clock.now();
-        let hash = self.table.hash(key);
-        let mut shard = self.table.lock(hash);
-        let (id, slot) = self.table.slot(&mut shard, hash, key, |number| self.new_slot(number, key));
+        let spot = self.table.spot(key);
+        let mut shard = self.table.lock(spot);
+        let (id, slot) = self.table.slot(&mut shard, spot, key, |number| self.new_slot(number, key));
         let before = slot.kept_until();
         change(slot, now);
         // Sends keep coming nearer; only news takes a prospect away.
@@ -125,7 +125,7 @@ impl Gate {
         let leftovers = slot.leftovers();
         let terms = slot.host_terms(&self.config);
         if slot.says_nothing(|| now, &self.config) {
-            shard.remove(id);
+            self.table.remove(&mut shard, id);
         }
         drop(shard);
         wakers.into_iter().for_each(Waker::wake);
@@ -150,8 +150,8 @@ impl Gate {
     /// Nobody here waits for this host any more, and no permit for it is on its way.
     fn leave_line(&self, key: &HostKey) {
         let Some(shared) = self.shared.as_ref().filter(|shared| shared.store.is_fair()) else { return };
-        let mut shard = self.table.lock(self.table.hash(key));
-        if shard.get(self.table.hash(key), key).is_none_or(|slot| !slot.is_in_line()) {
+        let mut shard = self.table.lock(self.table.spot(key));
+        if shard.get(self.table.spot(key), key).is_none_or(|slot| !slot.is_in_line()) {
             lock(&shared.in_line).remove(&shared.store.state_key(key));
         }
     }
@@ -240,9 +240,9 @@ impl Gate {
         if self.shared.is_none() {
             return;
         }
-        let hash = self.table.hash(key);
-        let mut shard = self.table.lock(hash);
-        let (_, slot) = self.table.slot(&mut shard, hash, key, |number| self.new_slot(number, key));
+        let spot = self.table.spot(key);
+        let mut shard = self.table.lock(spot);
+        let (_, slot) = self.table.slot(&mut shard, spot, key, |number| self.new_slot(number, key));
         let (terms, steer) = (slot.host_terms(&self.config), what(slot));
         drop(shard);
         if let Some(steer) = steer {
@@ -521,8 +521,8 @@ impl Gate {
         if let Some(shared) = &self.shared {
             shared.behind.store(true, Ordering::Release);
         }
-        let mut shard = self.table.lock(self.table.hash(key));
-        if let Some(slot) = shard.get(self.table.hash(key), key) {
+        let mut shard = self.table.lock(self.table.spot(key));
+        if let Some(slot) = shard.get(self.table.spot(key), key) {
             slot.remote().tell_later();
         }
     }

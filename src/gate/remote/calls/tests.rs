@@ -4,6 +4,7 @@
 
 use super::*;
 use crate::config::Config;
+use crate::gate::Handle;
 use crate::hosts::Hosts;
 use crate::shared::support::redis::Standalone;
 use crate::{Queue, Redis};
@@ -14,8 +15,8 @@ const AMPLE: Duration = Duration::from_secs(30);
 async fn a_host_that_nobody_waits_for_is_not_remembered_as_one_in_line() {
     let server = Standalone::start().await;
     let redis = Redis::open(&server.url()).unwrap().queue(Queue::Fifo).timeout(AMPLE);
-    let gate = Gate::new(Config { shared: Some(redis), ..Config::default() });
-    let hosts = Hosts::new(Arc::clone(&gate));
+    let gate = Handle::new(Config { shared: Some(redis), ..Config::default() });
+    let hosts = Hosts::new(gate.clone());
     let in_line = || lock(&gate.shared.as_ref().unwrap().in_line).len();
 
     for host in 0..20 {
