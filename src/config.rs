@@ -1,5 +1,6 @@
 //! Every tunable, its default and where the default comes from.
 
+use std::any::Any;
 use std::collections::HashMap;
 use std::env::VarError;
 use std::fmt;
@@ -38,6 +39,8 @@ pub(crate) struct Config {
     pub(crate) on_shed: OnShed,
     pub(crate) disabled: bool,
     pub(crate) keying: Arc<dyn Keying>,
+    /// What `keying` is, if it is one of the ready-made ways itself: then it need not be asked.
+    pub(crate) keying_is: Option<By>,
     /// `None` is [`Outcome::of`](crate::Outcome::of).
     pub(crate) verdict: Option<Arc<dyn Verdict>>,
     pub(crate) observer: Option<Arc<dyn Observer>>,
@@ -77,6 +80,7 @@ impl Default for Config {
             on_shed: OnShed::default(),
             disabled: false,
             keying: Arc::new(By::Authority),
+            keying_is: Some(By::Authority),
             verdict: None,
             observer: None,
             final_uri: None,
@@ -102,6 +106,11 @@ impl Config {
         if !self.max_cooldown_set {
             self.rules.max_cooldown = pacing.max_cooldown();
         }
+    }
+
+    pub(crate) fn set_keying(&mut self, keying: impl Keying) {
+        self.keying_is = (&keying as &dyn Any).downcast_ref().copied();
+        self.keying = Arc::new(keying);
     }
 
     /// `RateLimit` headers are heeded.

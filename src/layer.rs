@@ -188,7 +188,7 @@ impl HostGateLayer {
 
     /// Which requests share a gate. Default [`By::Authority`](crate::By::Authority).
     pub fn keying(self, keying: impl Keying) -> Self {
-        self.set(|config| config.keying = Arc::new(keying))
+        self.set(|config| config.set_keying(keying))
     }
 
     /// What a response means. Default [`Outcome::of`](crate::Outcome::of).

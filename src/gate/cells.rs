@@ -36,9 +36,9 @@ use super::name::{Name, Shape, WORDS, Words};
 use super::sync::{AtomicU32, AtomicU64, Ordering, yield_now};
 use crate::host::HostKey;
 
-/// 80 bytes each: half a MiB. So many hosts can be in flight at once before it matters that two want the same cell.
+/// So many that it hardly matters if two of the hosts in flight want the same one: half a MiB.
 #[cfg(not(any(test, host_gate_loom)))]
-const CELLS: usize = 6600;
+const CELLS: usize = 4096;
 /// So few that they do.
 #[cfg(all(test, not(host_gate_loom)))]
 const CELLS: usize = 2;
@@ -59,10 +59,12 @@ pub(super) const MOST: usize = PERMITS as usize;
 
 #[derive(Debug)]
 pub(super) struct Cells {
-    cells: Box<[Cell]>,
+    cells: Box<[Cell; CELLS]>,
 }
 
+/// On a cache line of its own, but for the end of a long name, so that two cores do not want the same one.
 #[derive(Debug, Default)]
+#[repr(align(64))]
 struct Cell {
     state: AtomicU64,
     /// Slots whose hosts belong here. Changed under the shard's lock only.
@@ -150,7 +152,9 @@ impl Rights {
 
 impl Cells {
     pub(super) fn new() -> Self {
-        Self { cells: (0..CELLS).map(|_| Cell::default()).collect() }
+        let cells: Box<[Cell]> = (0..CELLS).map(|_| Cell::default()).collect();
+        let Ok(cells) = cells.try_into() else { unreachable!("as many as were made") };
+        Self { cells }
     }
 
     pub(super) fn places(&self) -> std::ops::Range<usize> {
@@ -281,7 +285,7 @@ impl Cells {
         let state = &self.cell(place).state;
         let mut now = state.fetch_or(SLOW, Ordering::SeqCst);
         while now & CLAIM != 0 {
-            // The claimer waits for nobody; it has a dozen instructions to go.
+            // The claimer waits for none of the locks held here. At most it looks limits up.
             yield_now();
             now = state.load(Ordering::SeqCst);
         }
@@ -316,7 +320,7 @@ impl Cells {
 
     /// For another gate.
     pub(super) fn reset(&self) {
-        for cell in &self.cells {
+        for cell in self.cells.iter() {
             cell.slots.store(0, Ordering::Relaxed);
             cell.state.store(0, Ordering::Release);
         }

@@ -132,7 +132,7 @@ impl Gate {
             Self {
                 clock: Clock::start(),
                 table: Table::new(has_fast_path.then(|| this.clone())),
-                plain: config.keying.by().filter(|_| is_plain),
+                plain: config.keying_is.filter(|_| is_plain),
                 rights: Rights {
                     permits: config.concurrency.min(MOST) as u8,
                     until_head: config.permit_until == PermitUntil::Head,

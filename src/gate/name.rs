@@ -42,12 +42,18 @@ pub(super) struct Shape {
 }
 
 impl<'a> Name<'a> {
-    /// The name of the host that a request asks, if its authority is a key's text as it stands: in lower case, without a
-    /// port, user info or an address in brackets. Everything else takes [`By`]'s way.
+    /// The name of the host that a request asks, if its authority is a key's text as it stands: in lower case, without user
+    /// info, an address in brackets, or a port that is written oddly. Everything else takes [`By`]'s way.
     #[inline]
     pub(super) fn plain(uri: &'a Uri, by: By) -> Option<Self> {
         let text = uri.authority()?.as_str().as_bytes();
-        if text.len() < 4 || text.len() > 32 || text[text.len() - 1] == b'.' || is_odd(four(text)) {
+        if text.len() < 4 || text.len() > 32 {
+            return None;
+        }
+        if is_odd(four(text)) {
+            return Self::with_port(text, by);
+        }
+        if text[text.len() - 1] == b'.' {
             return None;
         }
         let port = match by {
@@ -61,6 +67,28 @@ impl<'a> Name<'a> {
             },
         };
         Some(Self { text, port })
+    }
+
+    /// The same for an authority that has a port.
+    fn with_port(text: &'a [u8], by: By) -> Option<Self> {
+        let colon = text.iter().position(|byte| *byte == b':')?;
+        let (host, port) = (&text[..colon], &text[colon + 1..]);
+        let is_plain = |byte: &u8| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'-' | b'.');
+        if by != By::Authority || !host.iter().all(is_plain) || matches!(host.last(), None | Some(b'.')) {
+            return None;
+        }
+        match port {
+            b"80" => Some(Self { text: host, port: Port::Http }),
+            b"443" => Some(Self { text: host, port: Port::Https }),
+            // Five digits may be more than a port can be.
+            [b'1'..=b'9', rest @ ..] if rest.len() < 4 && rest.iter().all(u8::is_ascii_digit) => {
+                Some(Self { text, port: Port::None })
+            }
+            [b'1'..=b'5', rest @ ..] if rest.len() == 4 && rest.iter().all(u8::is_ascii_digit) => {
+                Some(Self { text, port: Port::None })
+            }
+            _ => None,
+        }
     }
 
     #[inline]
@@ -215,7 +243,7 @@ mod tests {
         }
 
         #[test]
-        fn a_plain_name_is_that_of_the_key(scheme in "(https?|wss?|ftp)", text in "[a-zA-Z0-9.:@_%-]{1,40}", by_host: bool) {
+        fn a_plain_name_is_that_of_the_key(scheme in "(https?|wss?|ftp)", text in "([a-zA-Z0-9.:@_%-]{1,40}|[a-z.]{1,9}:[0-9]{1,6})", by_host: bool) {
             let Ok(uri) = format!("{scheme}://{text}/feed").parse::<Uri>() else { return Ok(()) };
             let by = if by_host { By::Host } else { By::Authority };
             if let Some(plain) = Name::plain(&uri, by) {
@@ -233,7 +261,14 @@ mod tests {
 
     #[test]
     fn ordinary_hosts_are_plain() {
-        for uri in ["https://example.com/", "http://feeds.example.org/", "https://t.co/x", "http://192.0.2.7/feed"] {
+        for uri in [
+            "https://example.com/",
+            "http://feeds.example.org/",
+            "https://t.co/x",
+            "http://192.0.2.7/feed",
+            "http://localhost:8080/",
+            "http://127.0.0.1:54321/",
+        ] {
             assert!(Name::plain(&uri.parse().unwrap(), By::Authority).is_some(), "{uri}");
         }
     }

