@@ -23,7 +23,7 @@
 //! # Whose host is it?
 //!
 //! Two hosts share permits only if the cell and 45 more bits of their hashes agree, which among a million hosts any two do
-//! with a chance of two in a million. Then they share permits and nothing else: what is learnt of a host is kept in its
+//! with a chance below four in a million. Then they share permits and nothing else: what is learnt of a host is kept in its
 //! slot, under its whole key.
 //!
 //! # Ordering
