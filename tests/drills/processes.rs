@@ -15,7 +15,7 @@ use super::row::{Row, is_long, publish};
 use super::support::redis::{Server, Standalone};
 use super::upstream::Upstream;
 
-/// Says to [`the_process`] what to do: queue, URL of the store, how many permits.
+/// Says to the [`process`] what to do: queue, URL of the store, how many permits.
 const TASK: &str = "HOST_GATE_DRILL_PROCESS";
 
 const LEASE: Duration = Duration::from_secs(2);
@@ -28,10 +28,7 @@ const BUDGET: Duration = Duration::from_secs(50);
 // ---------------------------------------------------------------------------------------------------------------------
 
 /// Takes permits, and keeps them until it is killed.
-#[tokio::test]
-#[ignore = "it is the program of the processes that are killed"]
-async fn the_process() {
-    let Ok(task) = std::env::var(TASK) else { return };
+async fn process(task: &str) {
     let [queue, url, permits] = task.split(' ').collect::<Vec<_>>().try_into().unwrap();
     let queue = if queue == scope(Queue::Fifo) { Queue::Fifo } else { Queue::Delegate };
     let replica = Replica::new(open(url, queue), &Upstream::default());
@@ -43,9 +40,9 @@ async fn the_process() {
 
 /// Killed when it is dropped.
 fn start_process(server: &Server, queue: Queue, permits: usize) -> Child {
-    // A test runner tells its tests by their names.
+    // This program again: with a task, that test is the process.
     let program = std::env::current_exe().unwrap();
-    let arguments = ["--exact", "processes::the_process", "--ignored"];
+    let arguments = ["--exact", "processes::a_process_is_killed_with_all_permits"];
     let task = format!("{} {} {permits}", scope(queue), server.url());
     let mut command = Command::new(program);
     command.args(arguments).env(TASK, task).stdin(Stdio::null()).stdout(Stdio::null()).kill_on_drop(true);
@@ -71,6 +68,9 @@ async fn acquire(replica: &Replica, permits: usize) -> Vec<Permit> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_process_is_killed_with_all_permits() {
+    if let Ok(task) = std::env::var(TASK) {
+        return process(&task).await;
+    }
     let server = Standalone::start().await;
     let rows = join_all([Queue::Delegate, Queue::Fifo].map(|queue| killed_with_all_permits(&server, queue))).await;
     publish(&rows);
