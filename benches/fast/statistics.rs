@@ -1,16 +1,10 @@
 //! What is said of many measurements at once.
 
-/// The value below which this part of them lies.
-pub(crate) fn quantile(values: &[f64], part: f64) -> f64 {
-    let mut sorted = values.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    let last = sorted.len().checked_sub(1).expect("something was measured");
-    sorted[(last as f64 * part).round() as usize]
-}
+#[allow(dead_code, reason = "another bench uses the rest of it")]
+#[path = "../shared/statistics.rs"]
+mod shared;
 
-pub(crate) fn median(values: &[f64]) -> f64 {
-    quantile(values, 0.5)
-}
+pub(crate) use shared::{median, quantile};
 
 pub(crate) fn mean(values: &[f64]) -> f64 {
     values.iter().sum::<f64>() / values.len() as f64
